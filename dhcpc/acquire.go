@@ -2,6 +2,7 @@ package dhcpc
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -33,9 +34,8 @@ func (t *step) discover() {
 
 	t.s.tries++
 	t.s.askBroadcast = t.s.askBroadcast || t.s.tries >= broadcastTry
-	t.s.requestSent = t.now
 	t.count()
-	d := t.request(dhcpv4.MessageTypeDiscover, t.s)
+	d := t.request(dhcpv4.MessageTypeDiscover)
 	if t.s.hint.IsValid() {
 		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	}
@@ -56,29 +56,12 @@ func (t *step) discover() {
 // reboot sends a REQUEST for the previous lease's address, so that servers confirm it (RFC 2131, section 3.2).
 func (t *step) reboot() {
 	t.newXID()
-	t.s.offer, t.s.hint, t.s.requestSent = t.s.last, t.s.last.Address.Addr(), t.now
+	t.s.offer, t.s.hint = t.s.last, t.s.last.Address.Addr()
 	t.s.giveUp = t.now.Add(min(silence, t.cfg.Timeout/2))
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.hint)))
 	t.send("REQUEST", t.broadcast(d))
 	t.enter(rebooting, trace.Earliest(t.now.Add(confirmWait), t.s.giveUp))
-}
-
-// rebooting handles an answer to the REQUEST of INIT-REBOOT. It uses the lease in an ACK of the requested address, and
-// starts over after a NAK. Both may come from any server.
-func (t *step) rebooting(m *message) {
-	switch m.MessageType() {
-	case dhcpv4.MessageTypeAck:
-		if l := t.acknowledged(m, t.s.offer); l != nil {
-			t.accept(l)
-		}
-	case dhcpv4.MessageTypeNak:
-		t.note(describe(m))
-		t.s.hint = t.cfg.Address
-		t.startOver(refusal(m, t.s.offer.Address.Addr()), 0)
-	default:
-		t.note(describe(m) + ": not an ACK")
-	}
 }
 
 // selecting handles an answer to a DISCOVER. It requests the first OFFER that Config.Refuse accepts and whose server is
@@ -89,7 +72,7 @@ func (t *step) selecting(m *message) {
 	isACK := m.MessageType() == dhcpv4.MessageTypeAck
 	rapid := isACK && t.cfg.RapidCommit && m.Options.Has(dhcpv4.OptionRapidCommit)
 	if isACK && !rapid && t.s.offer != nil {
-		t.requesting(m)
+		t.answered(m, t.s.offer)
 		return
 	}
 
@@ -169,34 +152,42 @@ func (t *step) choose(offer *Lease) {
 
 func (t *step) sendRequest() {
 	t.s.tries++
-	t.s.requestSent = t.now
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
 	d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(t.s.offer.Address.Addr())))
 	d.UpdateOption(dhcpv4.OptServerIdentifier(ip(t.s.offer.Server)))
 	t.send("REQUEST", t.broadcast(d))
 	t.enter(requesting, t.now.Add(t.retransmission(t.s.tries)))
 }
 
-// requesting handles an answer to a REQUEST for an offered address. It accepts an ACK from any server, since some
-// servers share their leases, or have several identifiers. It accepts a NAK only from the selected server, since
-// other servers may refuse an address that they do not manage.
-func (t *step) requesting(m *message) {
-	offer := t.s.offer
+// answered handles an answer to a REQUEST for the address of the lease in the parameter requested. This is an OFFER,
+// Config.Last or the present lease. It accepts an ACK from any server, since some servers share their leases, or have
+// several identifiers.
+//
+// In REQUESTING it accepts a NAK only from the selected server, since other servers may refuse an address that they do
+// not manage. In RENEWING it ignores a NAK that names another server than the lease's. In other states it accepts a NAK
+// from any server.
+func (t *step) answered(m *message, requested *Lease) {
+	isOffer := t.s.state == requesting
 	switch m.MessageType() {
 	case dhcpv4.MessageTypeAck:
-		if l := t.acknowledged(m, offer); l != nil {
+		if l := t.acknowledged(m, requested); l != nil {
 			t.accept(l)
 		}
 	case dhcpv4.MessageTypeNak:
-		if t.isAnothers(m, offer) {
+		if (isOffer || t.s.state == renewing && m.server.IsValid()) && t.isAnothers(m, requested) {
 			return
 		}
+
 		t.note(describe(m))
-		t.shun(offer.Server)
+		if isOffer {
+			t.shun(requested.Server)
+		}
+
+		t.lose()
 		t.s.hint = t.cfg.Address
-		t.startOver(refusal(m, offer.Address.Addr()), 0)
+		t.startOver(refusal(m, requested.Address.Addr()), 0)
 	default:
-		t.isAnothers(m, offer) // ignore duplicates of the OFFER, which are common
+		t.isAnothers(m, requested) // ignore duplicates of the OFFER, which are common
 	}
 }
 
@@ -227,10 +218,7 @@ func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 		return nil
 	}
 
-	if !l.Server.IsValid() {
-		l.Server = requested.Server
-	}
-
+	l.Server = cmp.Or(l.Server, requested.Server)
 	if len(l.ServerMAC) == 0 && l.Server == requested.Server {
 		l.ServerMAC = requested.ServerMAC
 	}
@@ -278,13 +266,13 @@ func (t *step) decline(l *Lease, why error) {
 }
 
 // accept begins to use an acknowledged lease. If Config.Refuse refuses the lease, it declines the address instead. With
-// Config.DetectConflicts it first probes the address.
+// Config.DetectConflicts it first probes the address, unless the client has it already.
 func (t *step) accept(l *Lease) {
 	refused := t.refusal(l)
 	switch {
 	case refused != nil:
 		t.refuse(l, refused)
-	case t.cfg.DetectConflicts:
+	case t.cfg.DetectConflicts && t.s.lease == nil:
 		t.s.offer, t.s.tries = l, 0
 		t.enter(probing, t.now.Add(t.s.random.Between(0, probeWait)))
 	default:
@@ -304,13 +292,12 @@ const (
 // probe sends the next ARP probe. After the last one and the wait for its answers, it begins to use the lease. If the
 // lease ends during the probes, it sends a DISCOVER.
 func (t *step) probe() {
-	if !t.s.offer.Infinite() && !t.now.Before(t.s.offer.Expire) {
+	switch {
+	case t.s.offer.Left(t.now) == 0:
 		t.forget()
 		t.discover()
 		return
-	}
-
-	if t.s.tries == probeCount {
+	case t.s.tries == probeCount:
 		t.bind(t.s.offer)
 		return
 	}
@@ -358,7 +345,11 @@ func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
 	case !t.now.Before(l.Expire):
-		t.expire()
+		t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))
+		t.s.trace.Last = t.out.Err
+		t.lose()
+		t.forget()
+		t.discover() // request the same address at once
 	case !t.now.Before(l.Rebind):
 		t.renew(rebinding, l.Expire)
 	default:
@@ -368,7 +359,8 @@ func (t *step) leaseTimeUp() {
 
 // renew sends a REQUEST to extend the lease. In RENEWING the first one goes to the server that granted the lease. All
 // others go to all servers. Each REQUEST has its own transaction identifier, so that an ACK shows which REQUEST it
-// answers: the extension counts from that REQUEST.
+// answers: the extension counts from that REQUEST. It has the address only in ciaddr, and no server identifier (RFC
+// 2131, table 4). Some servers ignore a renewal that has the options 50 or 54.
 //
 // Every second REQUEST has the form for a rebooted client and asks for a broadcast answer. Such a REQUEST reaches a
 // server behind a relay, and isFromLAN accepts its broadcast answer from any port and address.
@@ -384,81 +376,23 @@ func (t *step) renew(state state, end time.Time) {
 	}
 
 	t.s.tries++
-	t.s.requestSent = t.now
 	t.count()
-	d := t.request(dhcpv4.MessageTypeRequest, t.s)
+	d := t.request(dhcpv4.MessageTypeRequest)
+	src, dst, dstMAC := l.Address.Addr(), broadcastAddr(), Hex(nil)
 	if t.s.tries%2 == 0 {
-		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(l.Address.Addr())))
+		d.UpdateOption(dhcpv4.OptRequestedIPAddress(ip(src)))
 		d.SetBroadcast()
-		t.send("REQUEST", packet(d, netip.IPv4Unspecified(), broadcastAddr()))
-	} else {
-		t.send("REQUEST", t.extension(d, state == renewing && t.s.tries == 1))
+		src = netip.IPv4Unspecified()
+	} else if state == renewing && t.s.tries == 1 {
+		dst, dstMAC = l.Server, l.ServerMAC
 	}
 
-	wake := t.now.Add(trace.Doubled(secondRenewal, t.s.tries-1, max(end.Sub(t.now)/2, minRenewWait)))
-	if wake.After(end) {
-		wake = end
-	}
+	d.ClientIPAddr = ip(src)
+	p := packet(d, src, dst)
+	p.DstMAC = dstMAC
+	t.send("REQUEST", p)
 
-	t.enter(state, wake)
-	if enough := t.now.Add(answerWait); enough.Before(wake) {
-		t.s.listen = enough
-	}
-}
-
-// extension returns a packet with a renewal's REQUEST from the leased address, to the lease's server or to all
-// servers. The message has the address only in ciaddr, and no server identifier (RFC 2131, table 4). Some servers
-// ignore a renewal that has the options 50 or 54.
-func (t *step) extension(d *dhcpv4.DHCPv4, toServer bool) *Packet {
-	l := t.s.lease
-	d.ClientIPAddr = ip(l.Address.Addr())
-	if !toServer {
-		return packet(d, l.Address.Addr(), broadcastAddr())
-	}
-	p := packet(d, l.Address.Addr(), l.Server)
-	p.DstMAC = l.ServerMAC
-	return p
-}
-
-// renewing handles an answer to a renewal. It accepts an ACK from any server. Before T2 it ignores a NAK that names
-// another server than the lease's.
-func (t *step) renewing(m *message) {
-	l := t.s.lease
-	switch m.MessageType() {
-	case dhcpv4.MessageTypeAck:
-		renewed := t.acknowledged(m, l)
-		if renewed == nil {
-			return
-		}
-		if refused := t.refusal(renewed); refused != nil {
-			t.refuse(renewed, refused)
-			return
-		}
-		t.bind(renewed)
-	case dhcpv4.MessageTypeNak:
-		if t.s.state == renewing && m.server.IsValid() && t.isAnothers(m, l) {
-			return
-		}
-		t.refused(m)
-	default:
-		t.note(describe(m) + ": not an ACK")
-	}
-}
-
-// refused ends the present lease after a NAK, and starts over.
-func (t *step) refused(m *message) {
-	err := refusal(m, t.s.lease.Address.Addr())
-	t.lose()
-	t.s.hint = t.cfg.Address
-	t.startOver(err, 0)
-}
-
-// expire ends the lease and at once sends a DISCOVER that requests the same address.
-func (t *step) expire() {
-	l := t.s.lease
-	t.out.Err = fmt.Errorf("%w: %s, at %s", ErrExpired, l.Address.Addr(), l.Expire.Format(time.RFC3339))
-	t.s.trace.Last = t.out.Err
-	t.lose()
-	t.forget()
-	t.discover()
+	pause := trace.Doubled(secondRenewal, t.s.tries-1, max(end.Sub(t.now)/2, minRenewWait))
+	t.enter(state, trace.Earliest(t.now.Add(pause), end))
+	t.s.listen = trace.Earliest(t.s.wake, t.now.Add(answerWait))
 }

@@ -123,7 +123,7 @@ type runner struct {
 	session Session
 	patient bool // a transport's error counts as a missing answer
 	conn    Transport[*Packet]
-	bound   bool          // conn is for a client that has its address
+	local   netip.Addr    // the client's address that conn is for; not valid for a client without an address
 	asleep  time.Duration // clock.Asleep at the last correction of the lease's times for a suspended machine
 }
 
@@ -220,22 +220,22 @@ func (r *runner) send(ctx context.Context, p *Packet) error {
 		return nil
 	}
 
-	// An ARP probe needs the transport of a client without an address, like a message from 0.0.0.0.
-	bound := p.ARP == nil && !p.Src.Addr().IsUnspecified()
-	if r.conn != nil && r.bound != bound {
+	// An ARP probe has no source. It needs the transport of a client without an address, like a message from 0.0.0.0.
+	local := p.Src.Addr()
+	if local.IsUnspecified() {
+		local = netip.Addr{}
+	}
+
+	if r.conn != nil && r.local != local {
 		r.hangUp()
 	}
 
 	if r.conn == nil {
-		local := p.Src.Addr()
-		if !bound {
-			local = netip.Addr{}
-		}
 		conn, err := r.dial(ctx, local)
 		if err != nil {
 			return err
 		}
-		r.conn, r.bound = conn, bound
+		r.conn, r.local = conn, local
 	}
 
 	return r.conn.Send(ctx, p)
@@ -296,12 +296,10 @@ func (c systemClock) Wait(ctx context.Context, until time.Time) error {
 
 	asleep := c.Asleep()
 	for left := time.Until(until); left > 0 && c.Asleep()-asleep < leastSleep; left = time.Until(until) {
-		timer := time.NewTimer(min(left, sleepLook))
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return ctx.Err()
-		case <-timer.C:
+		case <-time.After(min(left, sleepLook)):
 		}
 	}
 

@@ -107,25 +107,22 @@ type Option struct {
 	Value Hex   `json:"value,omitempty"`
 }
 
-// withDefaults returns a copy of the configuration with its defaults filled in, or an error if a field is not valid.
-func (c *Config) withDefaults() (*Config, error) {
-	if c == nil {
-		return nil, trace.Invalid("no configuration: a DHCP client needs a MAC address")
-	}
-
+// withDefaults returns a copy of the configuration with its defaults filled in.
+func (c *Config) withDefaults() *Config {
 	cfg := *c
 	cfg.MAC, cfg.ClientID = slices.Clone(c.MAC), slices.Clone(c.ClientID)
 	cfg.Request, cfg.Provide, cfg.Servers = slices.Clone(c.Request), slices.Clone(c.Provide), slices.Clone(c.Servers)
 	cfg.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
 	cfg.Retransmit = cmp.Or(c.Retransmit, defaultRetransmit)
-	if cfg.clock == nil {
-		cfg.clock = systemClock{}
-	}
-	return &cfg, cfg.check()
+	cfg.clock = cmp.Or[clock](c.clock, systemClock{})
+	return &cfg
 }
 
+// check returns an error if there is no Config, or a field is not valid.
 func (c *Config) check() error {
 	switch {
+	case c == nil:
+		return trace.Invalid("no configuration: a DHCP client needs a MAC address")
 	case len(c.MAC) != macLen:
 		return trace.Invalidf("MAC address %q: want %d bytes, those of the interface", c.MAC, macLen)
 	case len(c.ClientID) == 1 || len(c.ClientID) > maxOption:
@@ -291,17 +288,9 @@ func (l *Lease) Validate() error {
 		return trace.Unusable("server %s is not an IPv4 address", l.Server)
 	case len(l.MAC) != macLen:
 		return trace.Unusable("MAC address %q is not of %d bytes", l.MAC, macLen)
-	case l.Obtained.IsZero():
-		return trace.Unusable("it does not say when it began")
-	case l.Infinite():
-		return nil
-	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return trace.Unusable("times %s, %s, %s, %s are not in their order",
-			l.Obtained.Format(time.RFC3339), l.Renew.Format(time.RFC3339), l.Rebind.Format(
-				time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 
-	return nil
+	return trace.CheckTimes(l.Obtained, l.Renew, l.Rebind, l.Expire)
 }
 
 // Infinite reports whether the lease never ends.

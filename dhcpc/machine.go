@@ -1,6 +1,7 @@
 package dhcpc
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"time"
@@ -17,11 +18,10 @@ type Machine struct {
 
 // NewMachine checks a configuration and returns a Machine. It ignores the configuration's Dial.
 func NewMachine(cfg *Config) (*Machine, error) {
-	c, err := cfg.withDefaults()
-	if err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Machine{cfg: c}, nil
+	return &Machine{cfg: cfg.withDefaults()}, nil
 }
 
 // Session is the state of a client. It is a value: a copy is a snapshot, and Step changes neither the Session that it
@@ -210,14 +210,10 @@ func (t *step) receive(p *Packet) {
 
 	t.s.last = nil // a server exists
 	switch t.s.state {
-	case rebooting:
-		t.rebooting(m)
 	case selecting:
 		t.selecting(m)
-	case requesting:
-		t.requesting(m)
-	case renewing, rebinding:
-		t.renewing(m)
+	case rebooting, requesting, renewing, rebinding:
+		t.answered(m, cmp.Or(t.s.lease, t.s.offer))
 	default:
 		t.note(describe(m) + ": nothing was asked")
 	}

@@ -2,6 +2,7 @@ package dhcpc
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -60,7 +61,7 @@ func parse(p *Packet) (m *message, err error) {
 		}
 	}
 	if id != nil && !m.server.IsValid() {
-		m.ignored = append(m.ignored, fmt.Sprintf("option 54: %q is no server's address", Hex(id)))
+		m.ignore(54, "%q is no server's address", Hex(id))
 	}
 
 	return m, nil
@@ -79,7 +80,7 @@ func (m *message) addOptions(b []byte) {
 		}
 
 		if len(b) < 2 || len(b) < 2+int(b[1]) {
-			m.ignored = append(m.ignored, fmt.Sprintf("option %d: cut short at the end of its field", code))
+			m.ignore(code, "cut short at the end of its field")
 			return
 		}
 
@@ -88,11 +89,10 @@ func (m *message) addOptions(b []byte) {
 		before, isKnown := m.Options[code]
 		switch size := fixedSize(code); {
 		case isKnown && len(before) == size && !bytes.Equal(before, value):
-			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent twice, as %s and %s: the first is taken", code,
-				Hex(before), Hex(value)))
+			m.ignore(code, "sent twice, as %s and %s: the first is taken", Hex(before), Hex(value))
 		case isKnown && len(before) == size:
 		case isKnown && len(value) == size:
-			m.ignored = append(m.ignored, fmt.Sprintf("option %d: sent in a wrong size before %s", code, Hex(value)))
+			m.ignore(code, "sent in a wrong size before %s", Hex(value))
 			m.Options[code] = value
 		default:
 			m.Options[code] = slices.Concat(before, value)
@@ -118,7 +118,7 @@ func fixedSize(code uint8) int {
 func (m *message) addOverloaded(payload []byte) {
 	v := m.Options.Get(dhcpv4.OptionOptionOverload)
 	if v != nil && (len(v) != 1 || v[0] == 0 || v[0] > 3) {
-		m.ignored = append(m.ignored, fmt.Sprintf("option 52: %q is none of 1, 2 and 3", Hex(v)))
+		m.ignore(52, "%q is none of 1, 2 and 3", Hex(v))
 	}
 	if len(v) != 1 {
 		return
@@ -200,39 +200,29 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request returns a DISCOVER or a REQUEST without the option for the requested address. Both types have the same
-// other options (RFC 2131, table 5).
-func (m *Machine) request(kind dhcpv4.MessageType, s *Session) *dhcpv4.DHCPv4 {
-	d := draft(kind, s.xid, m.cfg.MAC, m.cfg.ClientID)
-	d.NumSeconds = s.secs
-	set := func(code uint8, value []byte) { d.Options[code] = value }
-	if m.cfg.HostName != "" {
-		set(dhcpv4.OptionHostName.Code(), []byte(m.cfg.HostName))
+// request returns a DISCOVER or a REQUEST to send now, without the option for the requested address. Both types have
+// the same other options (RFC 2131, table 5).
+func (t *step) request(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
+	t.s.requestSent = t.now
+	d := draft(kind, t.s.xid, t.cfg.MAC, t.cfg.ClientID)
+	d.NumSeconds = t.s.secs
+	set := func(code dhcpv4.OptionCode, value []byte) {
+		if len(value) > 0 {
+			d.Options[code.Code()] = value
+		}
 	}
+	set(dhcpv4.OptionHostName, []byte(t.cfg.HostName))
+	set(dhcpv4.OptionClassIdentifier, []byte(t.cfg.VendorClass))
+	set(dhcpv4.OptionParameterRequestList, t.cfg.requested())
 
-	if m.cfg.VendorClass != "" {
-		set(dhcpv4.OptionClassIdentifier.Code(), []byte(m.cfg.VendorClass))
-	}
-
-	if list := m.cfg.requested(); len(list) > 0 {
-		set(dhcpv4.OptionParameterRequestList.Code(), list)
-	}
-
-	d.UpdateOption(dhcpv4.OptMaxMessageSize(m.messageSize()))
-	for _, o := range m.cfg.Provide {
-		set(o.Code, o.Value)
+	// Ask for answers that need no fragmentation on the client's link, since a raw socket receives no fragments.
+	size := min(max(cmp.Or(t.cfg.LinkMTU, defaultMessageSize), minMessage), defaultMessageSize)
+	d.UpdateOption(dhcpv4.OptMaxMessageSize(uint16(size)))
+	for _, o := range t.cfg.Provide {
+		d.Options[o.Code] = o.Value
 	}
 
 	return d
-}
-
-// messageSize returns the size in bytes of the longest answer that needs no fragmentation on the client's link. A raw
-// socket receives no fragments.
-func (m *Machine) messageSize() uint16 {
-	if m.cfg.LinkMTU == 0 {
-		return defaultMessageSize
-	}
-	return uint16(min(max(m.cfg.LinkMTU, minMessage), defaultMessageSize))
 }
 
 // broadcast returns a packet with the message to all servers, from a client without an address.

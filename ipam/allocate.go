@@ -7,47 +7,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate reserves an address of the range set p[index] for owner, and returns it with its range. If requested is
-// valid, it reserves this address, or returns an error that matches ErrAddressTaken. Without a requested address, it
-// first tries addresses that are kept for the owner's name (see HostLocal.Keep). Then it takes the next free address
-// in turn. If s.keeper is set, it takes an address that another name keeps only if no other is free.
-func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, *Range, error) {
+// allocate reserves an address of the range set p[index] for owner, and returns it. If requested is valid, it reserves
+// this address, or returns an error that matches ErrAddressTaken. Without a requested address, it first tries addresses
+// that are kept for the owner's name (see HostLocal.Keep). Then it takes the next free address in turn. If s.keeper is
+// set, it takes an address that another name keeps only if no other is free.
+func (s *session) allocate(p pool, index int, requested netip.Addr, owner Owner) (netip.Addr, error) {
 	set := p[index]
 	if requested.IsValid() {
 		if name := s.keeperOf(requested); name != "" && name != s.keeper {
-			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is kept for %s "+
+			return netip.Addr{}, s.failf(ErrAddressTaken, "the requested address %s is kept for %s "+
 				"(in %s): request another, or delete that line", requested, name, s.keptPath())
 		}
 
-		ok, err := s.reserve(requested, owner.reservation())
+		ok, err := s.reserve(requested, reservation{Owner: owner})
 		if err != nil {
-			return netip.Addr{}, nil, err
+			return netip.Addr{}, err
 		}
 		if !ok {
-			return netip.Addr{}, nil, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", requested,
+			return netip.Addr{}, s.failf(ErrAddressTaken, "the requested address %s is taken by %s", requested,
 				s.holder(requested))
 		}
 		s.writeLast(index, requested)
-		return requested, set.rangeOf(requested), nil
+		return requested, nil
 	}
 
-	if addr, r, err := s.takeKept(p, set, owner, true); r != nil || err != nil {
-		return addr, r, err
+	if addr, err := s.takeKept(p, set, owner, true); addr.IsValid() || err != nil {
+		return addr, err
 	}
 
 	last, _ := readFile(s.lastPath(index), maxLast)
-	addr, r, err := s.nextFree(p, set, parseLast(last), owner)
+	addr, err := s.nextFree(p, set, parseLast(last), owner)
 	if err == nil {
 		s.writeLast(index, addr)
 	}
 
 	if errors.Is(err, ErrPoolFull) {
-		if addr, r, keptErr := s.takeKept(p, set, owner, false); r != nil || keptErr != nil {
-			return addr, r, keptErr
+		if addr, keptErr := s.takeKept(p, set, owner, false); addr.IsValid() || keptErr != nil {
+			return addr, keptErr
 		}
 	}
 
-	return addr, r, err
+	return addr, err
 }
 
 // holder describes the attachment that has addr, for an error message.
@@ -59,7 +59,7 @@ func (s *store) holder(addr netip.Addr) string {
 	case held.hash != "":
 		return "the attachment with hash " + held.hash
 	default:
-		return "container " + held.containerID
+		return "container " + held.ContainerID
 	}
 }
 
@@ -70,33 +70,30 @@ func (s *store) holder(addr netip.Addr) string {
 // nextFree reserves the first address after last that is free and that no name keeps. It tries a few addresses one by
 // one, and lists the directory only if all of these are taken. So the cost of a normal ADD does not depend on the
 // number of reservations. If no address is left, the error matches ErrPoolFull.
-func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (netip.Addr, *Range, error) {
-	candidates := set.from(last, p)
+func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (netip.Addr, error) {
 	var taken map[netip.Addr]bool
-	for tried := 0; ; tried++ {
-		if tried == maxProbes {
+	tried := 0
+	for addr := range set.after(last, p) {
+		if tried++; tried > maxProbes && taken == nil {
 			// From here on compare only names and sizes, so that a nearly full /16 costs one listing and not 60,000
 			// attempts.
 			addrs, err := s.list()
 			if err != nil {
-				return netip.Addr{}, nil, err
+				return netip.Addr{}, err
 			}
 			taken = reservedAddresses(addrs, p, set)
-		}
-
-		addr, r, ok := candidates.next()
-		if !ok {
-			return netip.Addr{}, nil, s.fullError(set, set.size(p), set.size(p))
 		}
 
 		if taken[addr] && !s.isEmpty(addr) || s.keeperOf(addr) != "" {
 			continue
 		}
 
-		if ok, err := s.reserve(addr, owner.reservation()); ok || err != nil {
-			return addr, r, err
+		if ok, err := s.reserve(addr, reservation{Owner: owner}); ok || err != nil {
+			return addr, err
 		}
 	}
+
+	return netip.Addr{}, s.fullError(set, set.size(p), set.size(p))
 }
 
 // reservedAddresses returns the addresses in addrs that the set could have assigned. addrs are the addresses that have

@@ -24,10 +24,7 @@ const (
 
 // lastEpoch returns the token of the last epoch that used the directory, or "" if it is unknown.
 func (s *store) lastEpoch() string {
-	data, err := readFile(filepath.Join(s.dir, markerName), maxMarker)
-	if err != nil {
-		return ""
-	}
+	data, _ := readFile(filepath.Join(s.dir, markerName), maxMarker)
 	return string(data)
 }
 
@@ -109,16 +106,12 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 		}
 
 		held, state, err := s.read(addr)
-		if err != nil || state == stateForeign {
-			continue
-		}
+		l, isAlive := alive[addr]
 
-		if l, ok := alive[addr]; ok && state == stateComplete && s.mayBelongTo(held, l) {
+		// If the owner has a record, its reservation is of this epoch.
+		if err != nil || state == stateForeign ||
+			state == stateComplete && (isAlive && s.mayBelongTo(held, l) || s.isInUse(held)) {
 			continue
-		}
-
-		if state == stateComplete && s.isInUse(held) {
-			continue // the owner has a record, so its reservation is of this epoch
 		}
 
 		if err := s.release(addr); err != nil {
@@ -139,10 +132,8 @@ func (s *session) dropOld(alive map[netip.Addr]Live) error {
 // mayBelongTo reports whether the live address l may belong to the owner of the reservation. Either the hashes are
 // equal, or the reservation's hash cannot be known.
 func (s *store) mayBelongTo(r reservation, l Live) bool {
-	if r.hash != "" {
-		return r.hash == l.Hash
-	}
-	return s.node.Hash == nil || s.node.Hash(Owner{r.containerID, r.ifName}) == l.Hash
+	hash := s.hashOf(r)
+	return hash == "" || hash == l.Hash
 }
 
 // rebuild reserves every live address of our ranges that has no reservation. The reservation names its owner by the
@@ -150,7 +141,7 @@ func (s *store) mayBelongTo(r reservation, l Live) bool {
 func (s *session) rebuild(alive map[netip.Addr]Live, p pool) error {
 	rebuilt := 0
 	for addr, l := range alive {
-		if !p.contains(addr) || p.isGateway(addr) {
+		if p.indexOf(addr) < 0 || p.isGateway(addr) {
 			continue
 		}
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -57,12 +58,12 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: there is no Config", tombolo.ErrInvalid)
 	}
 
-	if err := checkNetwork(cfg.Network); err != nil {
-		return nil, err
-	}
-
-	dir := cmp.Or(cfg.Dir, DefaultDir)
-	if !filepath.IsAbs(dir) {
+	// A network has a directory of its name. The length of the name is not limited here.
+	name, dir := cfg.Network, cmp.Or(cfg.Dir, DefaultDir)
+	switch {
+	case name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00"):
+		return nil, newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
+	case !filepath.IsAbs(dir):
 		return nil, newError(tombolo.ErrInvalid, "host-local: %s: directory %q is not an absolute path",
 			tombolo.ErrInvalid, dir)
 	}
@@ -73,21 +74,12 @@ func NewHostLocal(cfg *Config) (*HostLocal, error) {
 	}
 
 	return &HostLocal{
-		store: store{dir: filepath.Join(dir, cfg.Network), network: cfg.Network,
+		store: store{dir: filepath.Join(dir, name), network: name,
 			wait: cmp.Or(cfg.LockWait, defaultLockWait)},
 		pool:      p,
 		requested: make([]netip.Addr, len(p)),
 		search:    cfg.Search,
 	}, nil
-}
-
-// checkNetwork returns an error if name is empty, "." or "..", or contains a slash or a zero byte. Such a name cannot
-// be the name of a network's directory. checkNetwork does not limit the length.
-func checkNetwork(name string) error {
-	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") {
-		return newError(tombolo.ErrInvalid, "network name %q cannot be the name of a directory", name)
-	}
-	return nil
 }
 
 // checkRanges returns an error if the HostLocal has no addresses to assign.
@@ -120,7 +112,7 @@ func (h *HostLocal) Want(addresses ...netip.Addr) (*HostLocal, error) {
 	bound.requested = make([]netip.Addr, len(h.pool))
 	for _, addr := range addresses {
 		addr = addr.Unmap()
-		i := slices.IndexFunc(h.pool, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
+		i := h.pool.indexOf(addr)
 		switch {
 		case h.pool.isGateway(addr):
 			return nil, h.store.failf(tombolo.ErrInvalid, "the requested address %s is a gateway", addr)
@@ -179,13 +171,14 @@ func (h *HostLocal) Add(ctx context.Context, owner Owner) (*Allocation, error) {
 	allocation := &Allocation{}
 	var lasting []netip.Addr
 	for i := range h.pool {
-		addr, r, err := s.allocate(h.pool, i, h.requested[i], owner)
+		addr, err := s.allocate(h.pool, i, h.requested[i], owner)
 		if err != nil {
 			for _, earlier := range allocation.Addresses {
 				err = errors.Join(err, s.release(earlier.Prefix.Addr()))
 			}
 			return nil, err
 		}
+		r := h.pool[i].rangeOf(addr)
 		allocation.Addresses = append(allocation.Addresses,
 			Address{Prefix: netip.PrefixFrom(addr, r.Subnet.Bits()), Gateway: r.Gateway})
 		if !h.requested[i].IsValid() {
@@ -228,8 +221,8 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 		if !errors.Is(err, fs.ErrNotExist) {
 			return s, err
 		}
-		if err := h.store.create(); err != nil {
-			return nil, err
+		if err := os.MkdirAll(h.store.dir, 0o755); err != nil { // the reference plugin's mode
+			return nil, h.store.ioError("make the directory of the reservations", err)
 		}
 	}
 }
@@ -241,6 +234,13 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		return err
 	}
 
+	return h.sweep(ctx, hint, func(held reservation) bool { return h.store.isOwner(held, owner) })
+}
+
+// sweep releases the reservations that are gone. It looks at the addresses in hint or, without a hint, at all
+// reservations. It also removes the empty files of killed processes: such a file may belong to the very ADD that a DEL
+// has to undo. The error includes files that could not be read.
+func (h *HostLocal) sweep(ctx context.Context, hint []netip.Addr, isGone func(reservation) bool) error {
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -250,28 +250,28 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 		return err
 	}
 	defer s.unlock()
-	var errs []error
-	candidates := hint
-	if len(hint) == 0 {
-		if candidates, err = s.list(); err != nil {
-			return err
-		}
 
-		// If a file is empty, an ADD was killed while it held this lock. This DEL may have to undo that very ADD, so
-		// reclaim the file.
-		for _, addr := range candidates {
-			if s.isEmpty(addr) {
-				errs = append(errs, s.reclaim(addr))
-			}
+	addrs := hint
+	if len(addrs) == 0 {
+		if addrs, err = s.list(); err != nil {
+			return err
 		}
 	}
 
-	own, err := s.addressesOf(candidates, owner)
-
-	// Return this error too: an unreadable file may belong to this attachment.
-	errs = append(errs, err)
-	for _, addr := range own {
-		errs = append(errs, s.release(addr))
+	var errs []error
+	for _, addr := range addrs {
+		held, state, err := s.read(addr)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			errs = append(errs, err)
+		case state == stateForeign:
+			s.warnf("%s holds no reservation: left alone", s.path(addr))
+		case state == stateTruncated:
+			errs = append(errs, s.reclaim(addr))
+		case isGone(held):
+			errs = append(errs, s.release(addr))
+		}
 	}
 
 	return errors.Join(errs...)
@@ -306,38 +306,8 @@ func (s *store) addressesOf(addrs []netip.Addr, owner Owner) (own []netip.Addr, 
 // Collect releases every reservation whose owner is neither in valid nor on record (Node.InUse). It also removes the
 // empty files of killed processes. Files in another format stay.
 func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
-	s, err := h.store.lock(ctx)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
-	if err != nil {
-		return err
-	}
-	defer s.unlock()
-	addrs, err := s.list()
-	if err != nil {
-		return err
-	}
-
-	forms := s.forms(valid)
-	var errs []error
-	for _, addr := range addrs {
-		held, state, err := s.read(addr)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			errs = append(errs, err)
-		case state == stateForeign:
-			s.warnf("%s holds no reservation: left alone", s.path(addr))
-		case state == stateTruncated:
-			errs = append(errs, s.reclaim(addr))
-		case !forms[held] && !s.isInUse(held):
-			errs = append(errs, s.release(addr))
-		}
-	}
-
-	return errors.Join(errs...)
+	forms := h.store.forms(valid)
+	return h.sweep(ctx, nil, func(held reservation) bool { return !forms[held] && !h.store.isInUse(held) })
 }
 
 // isInUse reports whether the attachment that owns the reservation has a record. It returns false if Node.InUse, or the
@@ -345,15 +315,8 @@ func (h *HostLocal) Collect(ctx context.Context, valid []Owner) error {
 // address before it removes the record. So while GC holds the lock, it never mistakes a used reservation for an
 // ownerless one.
 func (s *store) isInUse(r reservation) bool {
-	switch {
-	case s.node.InUse == nil:
-		return false
-	case r.hash != "":
-		return s.node.InUse(r.hash)
-	case s.node.Hash == nil:
-		return false
-	}
-	return s.node.InUse(s.node.Hash(Owner{ContainerID: r.containerID, IfName: r.ifName}))
+	hash := s.hashOf(r)
+	return s.node.InUse != nil && hash != "" && s.node.InUse(hash)
 }
 
 // forms returns the reservations that valid owners may have. An owner has one with container and interface and, if
@@ -361,10 +324,8 @@ func (s *store) isInUse(r reservation) bool {
 func (s *store) forms(valid []Owner) map[reservation]bool {
 	forms := make(map[reservation]bool, 2*len(valid))
 	for _, owner := range valid {
-		forms[owner.reservation()] = true
-		if s.node.Hash != nil {
-			forms[reservation{hash: s.node.Hash(owner)}] = true
-		}
+		r := reservation{Owner: owner}
+		forms[r], forms[reservation{hash: s.hashOf(r)}] = true, true
 	}
 	return forms
 }
@@ -412,7 +373,7 @@ func (h *HostLocal) checkSet(set RangeSet, owner Owner, held []Address) error {
 	}
 
 	addrs, err := h.store.list()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return err
 	}
 
@@ -437,10 +398,6 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	}
 
 	addrs, err := h.store.list()
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-
 	if err != nil {
 		return err
 	}
@@ -516,7 +473,7 @@ func (h *HostLocal) RangeSets() []RangeSet { return h.pool }
 // Pools counts the reservations of each range set. It takes no lock and changes nothing.
 func (h *HostLocal) Pools(ctx context.Context) ([]Pool, error) {
 	addrs, err := h.store.list()
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return nil, err
 	}
 

@@ -84,23 +84,19 @@ func (s *session) keeperOf(addr netip.Addr) string {
 }
 
 // takeKept reserves the first free address of the set that this Add's name keeps. If own is false, it takes the first
-// that another name keeps. It returns a nil range if there is none.
-func (s *session) takeKept(p pool, set RangeSet, owner Owner, own bool) (netip.Addr, *Range, error) {
+// that another name keeps. It returns an invalid address if there is none.
+func (s *session) takeKept(p pool, set RangeSet, owner Owner, own bool) (netip.Addr, error) {
 	for _, k := range s.kept {
-		r := set.rangeOf(k.addr)
-		if r == nil || p.isGateway(k.addr) || (k.name == s.keeper) != own {
+		if set.rangeOf(k.addr) == nil || p.isGateway(k.addr) || (k.name == s.keeper) != own {
 			continue
 		}
-		ok, err := s.reserve(k.addr, owner.reservation())
-		if err != nil {
-			return netip.Addr{}, nil, err
-		}
-		if ok {
-			return k.addr, r, nil
+		ok, err := s.reserve(k.addr, reservation{Owner: owner})
+		if ok || err != nil {
+			return k.addr, err
 		}
 	}
 
-	return netip.Addr{}, nil, nil
+	return netip.Addr{}, nil
 }
 
 // keep records that this Add's name keeps these addresses, and no others. If the file becomes too long, keep drops the

@@ -1,7 +1,9 @@
 package ipam
 
 import (
+	"cmp"
 	"fmt"
+	"iter"
 	"math"
 	"math/big"
 	"net/netip"
@@ -44,21 +46,24 @@ type pool []RangeSet
 func newPool(sets []RangeSet) (pool, error) {
 	var p pool
 	for i, conf := range sets {
-		if conf.Name == "" {
-			conf.Name = fmt.Sprintf("ranges[%d]", i)
-		}
+		conf.Name = cmp.Or(conf.Name, fmt.Sprintf("ranges[%d]", i))
 		set, err := newRangeSet(conf)
 		if err != nil {
 			return nil, err
 		}
+
+		for _, earlier := range p {
+			if err := earlier.checkOverlaps(set); err != nil {
+				return nil, err
+			}
+		}
 		p = append(p, set)
 	}
 
-	err := p.checkOverlaps()
 	for i := range p {
 		p[i].Name = "" // it is only for errors of this function
 	}
-	return p, err
+	return p, nil
 }
 
 // newRangeSet checks one set and fills in its defaults.
@@ -69,10 +74,7 @@ func newRangeSet(conf RangeSet) (RangeSet, error) {
 	}
 
 	for i, one := range conf.Ranges {
-		if one.Name == "" {
-			one.Name = fmt.Sprintf("%s[%d]", set.Name, i)
-		}
-
+		one.Name = cmp.Or(one.Name, fmt.Sprintf("%s[%d]", set.Name, i))
 		r, err := newRange(one)
 		if err != nil {
 			return set, err
@@ -163,17 +165,13 @@ func lastHost(subnet netip.Prefix) netip.Addr {
 	return last
 }
 
-// checkOverlaps returns an error if two sets have a common address.
-func (p pool) checkOverlaps() error {
-	for i, set := range p {
-		for _, other := range p[i+1:] {
-			for _, a := range set.Ranges {
-				for _, b := range other.Ranges {
-					if a.overlaps(b) {
-						return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(),
-							set.Name, b.text(), other.Name)
-					}
-				}
+// checkOverlaps returns an error if the sets have a common address.
+func (s RangeSet) checkOverlaps(other RangeSet) error {
+	for _, a := range s.Ranges {
+		for _, b := range other.Ranges {
+			if a.overlaps(b) {
+				return newError(tombolo.ErrInvalid, "range %s in %s overlaps range %s in %s", a.text(), s.Name,
+					b.text(), other.Name)
 			}
 		}
 	}
@@ -189,9 +187,9 @@ func (p pool) isGateway(addr netip.Addr) bool {
 	})
 }
 
-// contains reports whether addr is in any set.
-func (p pool) contains(addr netip.Addr) bool {
-	return slices.ContainsFunc(p, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
+// indexOf returns the index of the set with addr, or -1.
+func (p pool) indexOf(addr netip.Addr) int {
+	return slices.IndexFunc(p, func(s RangeSet) bool { return s.rangeOf(addr) != nil })
 }
 
 // rangeOf returns the range with addr, or nil.
@@ -282,54 +280,26 @@ func (r Range) text() string {
 	return fmt.Sprintf("%s-%s of %s", r.RangeStart, r.RangeEnd, r.Subnet)
 }
 
-// A cursor visits each address of a set once, except gateways. It starts after the last assigned address and wraps
-// around, so that a released address is assigned again as late as possible.
-type cursor struct {
-	set   RangeSet
-	pool  pool
-	index int        // index of the range that contains at
-	at    netip.Addr // the next candidate
-	stop  netip.Addr // the first address that next looked at; not valid before
-}
-
-// from returns a cursor that starts after last. If last is not valid or not in the set, the cursor starts at the
-// beginning.
-func (s RangeSet) from(last netip.Addr, p pool) *cursor {
-	c := &cursor{set: s, pool: p, at: s.Ranges[0].RangeStart}
-	for i, r := range s.Ranges {
-		if r.contains(last) {
-			c.index, c.at = i, last
-			c.advance()
+// after returns the addresses of the set that can be assigned, each once. It starts after last and wraps around, so
+// that a released address is assigned again as late as possible. If last is not valid or not in the set, it starts at
+// the beginning.
+func (s RangeSet) after(last netip.Addr, p pool) iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		first := s.next(last)
+		for addr := first; p.isGateway(addr) || yield(addr); {
+			if addr = s.next(addr); addr == first {
+				return
+			}
 		}
 	}
-	return c
 }
 
-// advance moves to the next address. After the end of a range this is the start of the next range.
-func (c *cursor) advance() {
-	if c.at == c.set.Ranges[c.index].RangeEnd {
-		c.index = (c.index + 1) % len(c.set.Ranges)
-		c.at = c.set.Ranges[c.index].RangeStart
-		return
+// next returns the address after addr. After the end of a range this is the start of the next range. If addr is not in
+// the set, it is the start of the first range.
+func (s RangeSet) next(addr netip.Addr) netip.Addr {
+	i := slices.IndexFunc(s.Ranges, func(r Range) bool { return r.contains(addr) })
+	if i >= 0 && addr != s.Ranges[i].RangeEnd {
+		return addr.Next()
 	}
-	c.at = c.at.Next()
-}
-
-// next returns the next candidate with its range. It returns false after it has returned each candidate once.
-func (c *cursor) next() (netip.Addr, *Range, bool) {
-	for {
-		if c.at == c.stop {
-			return netip.Addr{}, nil, false
-		}
-
-		addr, r := c.at, &c.set.Ranges[c.index]
-		if !c.stop.IsValid() {
-			c.stop = addr
-		}
-
-		c.advance()
-		if !c.pool.isGateway(addr) {
-			return addr, r, true
-		}
-	}
+	return s.Ranges[(i+1)%len(s.Ranges)].RangeStart
 }

@@ -12,7 +12,7 @@ import (
 func TestReservationFilesAreUnderstood(t *testing.T) {
 	t.Parallel()
 	held := func(id, ifName, hash string) reservation {
-		return reservation{containerID: id, ifName: ifName, hash: hash}
+		return reservation{Owner{id, ifName}, hash}
 	}
 	tests := map[string]struct {
 		content string

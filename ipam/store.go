@@ -55,14 +55,6 @@ func (s *store) warnf(format string, args ...any) {
 	}
 }
 
-// create creates the directory, with the reference plugin's mode.
-func (s *store) create() error {
-	if err := os.MkdirAll(s.dir, 0o755); err != nil {
-		return s.ioError("make the directory of the reservations", err)
-	}
-	return nil
-}
-
 // path returns the path of addr's reservation file. Its name is the canonical text of the address, which package
 // netip and the reference plugin write alike, also for IPv6.
 func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String() }
@@ -72,15 +64,12 @@ func (s *store) path(addr netip.Addr) string { return s.dir + "/" + addr.String(
 // disk or the machine failed, so the owner is unknown.
 func (s *store) read(addr netip.Addr) (reservation, reservationState, error) {
 	data, err := readFile(s.path(addr), maxReservation)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return reservation{}, 0, err
-	}
-
-	if isFault(err) {
+	case isFault(err):
 		return reservation{}, stateForeign, s.ioError("read the reservation of "+addr.String(), err)
-	}
-
-	if err != nil {
+	case err != nil:
 		return reservation{}, stateForeign, nil
 	}
 
@@ -98,15 +87,26 @@ func isFault(err error) bool {
 // isOwner reports whether r is a reservation of the owner.
 func (s *store) isOwner(r reservation, owner Owner) bool {
 	if r.hash != "" {
-		return s.node.Hash != nil && r.hash == s.node.Hash(owner)
+		return r.hash == s.hashOf(reservation{Owner: owner})
 	}
-	return r == owner.reservation()
+	return r.Owner == owner
 }
 
-// list returns the addresses that have a reservation file, unsorted.
+// hashOf returns the hash of the reservation's owner, or "" if it cannot be known.
+func (s *store) hashOf(r reservation) string {
+	if r.hash == "" && s.node.Hash != nil {
+		return s.node.Hash(r.Owner)
+	}
+	return r.hash
+}
+
+// list returns the addresses that have a reservation file, unsorted. Without a directory there are none.
 func (s *store) list() ([]netip.Addr, error) {
 	dir, err := os.Open(s.dir)
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
 		return nil, s.ioError("list the reservations", err)
 	}
 	defer dir.Close()
@@ -130,7 +130,7 @@ func (s *store) list() ([]netip.Addr, error) {
 // if its file has another format or cannot be read. If addr is reserved for the container and interface in r, the error
 // matches ErrDuplicate. reserve replaces the empty file of a process that died.
 func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
-	path, owner := s.path(addr), Owner{ContainerID: r.containerID, IfName: r.ifName}
+	path := s.path(addr)
 	for range 2 {
 		err := createFile(path, r.content())
 		if err == nil {
@@ -147,9 +147,9 @@ func (s *session) reserve(addr netip.Addr, r reservation) (bool, error) {
 			s.warnf("%s holds no reservation; %s is not given to anyone", path, addr)
 			return false, nil
 		case state == stateComplete:
-			if r.containerID != "" && s.isOwner(held, owner) {
+			if r.ContainerID != "" && s.isOwner(held, r.Owner) {
 				return false, s.failf(ErrDuplicate, "interface %s of container %s already has %s: DEL it first",
-					owner.IfName, owner.ContainerID, addr)
+					r.IfName, r.ContainerID, addr)
 			}
 			return false, nil
 		}
@@ -235,13 +235,8 @@ func createFile(path, text string) error {
 		return err
 	}
 
-	err = file.WriteAll(fd, path, []byte(text))
-
 	// Some file systems report a full disk only at close.
-	if closeErr := unix.Close(fd); err == nil {
-		err = file.PathError("close", path, closeErr)
-	}
-
+	err = errors.Join(file.WriteAll(fd, path, []byte(text)), file.PathError("close", path, unix.Close(fd)))
 	if err != nil {
 		return errors.Join(err, file.Remove(path))
 	}
@@ -329,14 +324,8 @@ const hashPrefix = "tombolo:"
 //	<container>\r\n<interface>    written by the reference plugin and by us
 //	tombolo:<hash>\r\n            written by us for a live address without a file
 type reservation struct {
-	containerID string
-	ifName      string
-	hash        string // only in the second form, which has neither containerID nor ifName
-}
-
-// reservation returns the reservation of an attachment.
-func (o Owner) reservation() reservation {
-	return reservation{containerID: o.ContainerID, ifName: o.IfName}
+	Owner
+	hash string // only in the second form, which has no Owner
 }
 
 // A reservationState classifies the content of a reservation file.
@@ -373,7 +362,7 @@ func parseReservation(data []byte) (reservation, reservationState) {
 	if !ident.IsIdentifier(first) || !ident.IsLinkName(second) {
 		return reservation{}, stateForeign
 	}
-	return reservation{containerID: first, ifName: second}, stateComplete
+	return reservation{Owner: Owner{first, second}}, stateComplete
 }
 
 // content returns the file's content for r.
@@ -381,15 +370,8 @@ func (r reservation) content() string {
 	if r.hash != "" {
 		return hashPrefix + r.hash + lineBreak
 	}
-	return r.containerID + lineBreak + r.ifName
+	return r.ContainerID + lineBreak + r.IfName
 }
 
 // isHash reports whether text is a hexadecimal number in lower case.
-func isHash(text string) bool {
-	for i := range len(text) {
-		if c := text[i]; (c < '0' || c > '9') && (c < 'a' || c > 'f') {
-			return false
-		}
-	}
-	return text != ""
-}
+func isHash(text string) bool { return text != "" && strings.Trim(text, "0123456789abcdef") == "" }

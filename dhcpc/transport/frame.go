@@ -98,7 +98,8 @@ func appendUDP(b, addresses []byte, src, dst uint16, payload []byte) []byte {
 	b = be.AppendUint16(b, uint16(length))
 	b = be.AppendUint16(b, 0)
 	b = append(b, payload...)
-	checksum := ^sum(pseudo(addresses, length), b[udp:])
+	pseudo := sum(unix.IPPROTO_UDP+uint32(length), addresses) // of the pseudo header
+	checksum := ^sum(uint32(pseudo), b[udp:])
 	if checksum == 0 {
 		checksum = 0xffff // a checksum of 0 means "no checksum"
 	}
@@ -143,8 +144,8 @@ func tagged(frame []byte, vlan uint16) []byte {
 }
 
 // sum returns the ones' complement sum of 16-bit words, beginning with start (RFC 1071).
-func sum(start uint16, b []byte) uint16 {
-	s := uint32(start)
+func sum(start uint32, b []byte) uint16 {
+	s := start
 	for ; len(b) >= 2; b = b[2:] {
 		s += uint32(binary.BigEndian.Uint16(b))
 		s = s&0xffff + s>>16
@@ -154,12 +155,6 @@ func sum(start uint16, b []byte) uint16 {
 		s = s&0xffff + s>>16
 	}
 	return uint16(s)
-}
-
-// pseudo returns the sum of the pseudo header (addresses, protocol and length) for the UDP checksum.
-func pseudo(addresses []byte, length int) uint16 {
-	s := uint32(sum(0, addresses)) + unix.IPPROTO_UDP + uint32(length)
-	return uint16(s&0xffff + s>>16)
 }
 
 // untagged returns a frame without its tag of VLAN 0, which only carries a priority. It returns a copy if the frame
@@ -301,42 +296,39 @@ func (p *program) need(v uint32) {
 	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: v, SkipTrue: 1}, bpf.RetConstant{Val: reject})
 }
 
-// answer adds tests that accept only a DHCP answer to a MAC address. load returns an instruction that loads size
-// bytes at an offset in the message.
-func (p *program) answer(mac []byte, load func(off, size int) bpf.Instruction) {
-	p.add(load(opAt, 1))
-	p.need(bootReply)
-	p.add(load(hwaddrAt, 4))
+// load returns an instruction that loads size bytes at an offset.
+type load func(off, size int) bpf.Instruction
+
+// atFrame loads bytes of the frame or, in the filter of a UDP socket, of the UDP packet.
+func atFrame(off, size int) bpf.Instruction { return bpf.LoadAbsolute{Off: uint32(off), Size: size} }
+
+// needMAC adds tests that reject the packet unless it has the MAC address at the offset off.
+func (p *program) needMAC(mac []byte, off int, at load) {
+	p.add(at(off, 4))
 	p.need(binary.BigEndian.Uint32(mac))
-	p.add(load(hwaddrAt+4, 2))
+	p.add(at(off+4, 2))
 	p.need(uint32(binary.BigEndian.Uint16(mac[4:])))
-	p.add(load(cookieAt, 4))
+}
+
+// answer adds tests that accept only a DHCP answer to a MAC address. at loads bytes of the message.
+func (p *program) answer(mac []byte, at load) {
+	p.add(at(opAt, 1))
+	p.need(bootReply)
+	p.needMAC(mac, hwaddrAt, at)
+	p.add(at(cookieAt, 4))
 	p.need(cookie)
 	p.add(bpf.RetConstant{Val: accept})
 }
 
 // incoming returns a program that rejects packets from this machine, frames of a VLAN, and packets to other machines.
-// Packets to other machines arrive in promiscuous mode.
-func incoming() program {
-	return append(ofNoVLAN(),
-		bpf.LoadExtension{Num: bpf.ExtType},
-		bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: 1},
-		bpf.RetConstant{Val: reject},
-	)
-}
-
-// incomingFor returns a program that rejects packets from this machine, frames of a VLAN, and packets to other
-// machines. It accepts frames to mac even if that is not the interface's own address and the kernel therefore classes
-// them as PACKET_OTHERHOST. The socket must be for all protocols, because the kernel removes VLAN tags before sockets
-// for a single protocol receive the frame.
-func incomingFor(mac []byte) program {
+// Packets to other machines arrive in promiscuous mode. It accepts frames to mac even if that is not the interface's
+// own address and the kernel therefore classes them as PACKET_OTHERHOST. The socket must be for all protocols, because
+// the kernel removes VLAN tags before sockets for a single protocol receive the frame.
+func incoming(mac []byte) program {
 	p := append(ofNoVLAN(), bpf.LoadExtension{Num: bpf.ExtType})
 	other := program{}
 	other.need(unix.PACKET_OTHERHOST)
-	other.add(bpf.LoadAbsolute{Off: 0, Size: 4})
-	other.need(binary.BigEndian.Uint32(mac))
-	other.add(bpf.LoadAbsolute{Off: 4, Size: 2})
-	other.need(uint32(binary.BigEndian.Uint16(mac[4:])))
+	other.needMAC(mac, 0, atFrame)
 	p.add(bpf.JumpIf{Cond: bpf.JumpLessOrEqual, Val: unix.PACKET_MULTICAST, SkipTrue: uint8(len(other))})
 	return append(p, other...)
 }
@@ -370,14 +362,11 @@ func leaving(mac []byte) program {
 		bpf.RetConstant{Val: reject},
 	)
 
-	high, low := bpf.LoadAbsolute{Off: 0, Size: 4}, bpf.LoadAbsolute{Off: 4, Size: 2}
-	p.add(high, bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint32, SkipTrue: 5})
-	p.need(binary.BigEndian.Uint32(mac))
-	p.add(low, bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(binary.BigEndian.Uint16(mac[4:])), SkipTrue: 4},
-		bpf.RetConstant{Val: reject})
-	p.add(low) // the rest of the broadcast address
-	p.need(math.MaxUint16)
-	return p
+	unicast := program{}
+	unicast.needMAC(mac, 0, atFrame)
+	p.add(atFrame(0, 4), bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: math.MaxUint32, SkipTrue: 2},
+		atFrame(4, 2), bpf.JumpIf{Cond: bpf.JumpEqual, Val: math.MaxUint16, SkipTrue: uint8(len(unicast))})
+	return append(p, unicast...)
 }
 
 // vlanID is the mask of the VLAN's number in a tag. The other bits hold the frame's priority.
@@ -451,8 +440,6 @@ func frames6() program {
 // sees packets from the UDP header on.
 func datagrams(mac []byte) program {
 	var p program
-	p.answer(mac, func(off, size int) bpf.Instruction {
-		return bpf.LoadAbsolute{Off: uint32(udpHeaderLen + off), Size: size}
-	})
+	p.answer(mac, func(off, size int) bpf.Instruction { return atFrame(udpHeaderLen+off, size) })
 	return p
 }

@@ -25,7 +25,7 @@ func frame6(message string) []byte {
 	f = be.AppendUint16(f, uint16(udpHeaderLen+len(message)))
 	f = append(f, 0, 0)
 	f = append(f, message...)
-	be.PutUint16(f[udp+6:], ^sum(pseudo(f[etherLen+8:etherLen+40], len(f)-udp), f[udp:]))
+	be.PutUint16(f[udp+6:], ^sum(uint32(sum(unix.IPPROTO_UDP+uint32(len(f)-udp), f[etherLen+8:etherLen+40])), f[udp:]))
 	return f
 }
 

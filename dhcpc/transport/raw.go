@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -20,7 +19,6 @@ import (
 
 	"github.com/tombolo-cni/tombolo"
 	"github.com/tombolo-cni/tombolo/dhcpc"
-	"github.com/tombolo-cni/tombolo/internal/nl"
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
@@ -51,10 +49,15 @@ func (c *Config) do(fn func() error) error {
 	return c.NetNS.Do(fn)
 }
 
-// socket opens a socket that is used only for sending.
-func (c *Config) socket(family, kind int) (fd int, err error) {
+// socket opens a UDP socket that is used only for sending on the link. If the Config is nil or names no link, the error
+// matches tombolo.ErrInvalid.
+func (c *Config) socket(family int) (fd int, err error) {
+	if err := c.checkLink(); err != nil {
+		return 0, err
+	}
+
 	err = c.do(func() error {
-		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
+		fd, err = unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		return err
 	})
 	if err != nil {
@@ -117,7 +120,7 @@ func DialRaw(cfg *Config) (dhcpc.Transport[*dhcpc.Packet], error) {
 	if err != nil {
 		return nil, err
 	}
-	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, c.ARP)...), c.ARP)
+	conn, err := c.listenRaw(append(incoming(c.MAC), frames(c.MAC, c.ARP)...))
 	if err != nil {
 		return nil, err
 	}
@@ -136,42 +139,31 @@ func (c *Config) frameSocket(conn *packet.Conn) *socket[*dhcpc.Packet] {
 // the socket a filter that accepts these frames, and binds it to all protocols, as that filter needs (see incomingFor).
 // It does nothing if the address is the interface's own.
 func (c *Config) receiveMAC(conn *packet.Conn) error {
+	if bytes.Equal(conn.LocalAddr().(*packet.Addr).HardwareAddr, c.MAC) {
+		return nil
+	}
+
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return err
 	}
-	filter, err := bpf.Assemble(append(incomingFor(c.MAC), frames(c.MAC, c.ARP)...))
-	if err != nil {
-		return err
-	}
-	all := unix.SockaddrLinklayer{Protocol: binary.NativeEndian.Uint16([]byte{0, unix.ETH_P_ALL}), Ifindex: c.Link}
+
 	m := unix.PacketMreq{Ifindex: int32(c.Link), Type: unix.PACKET_MR_UNICAST, Alen: macLen}
 	copy(m.Address[:], c.MAC)
 
 	var failed error
 	err = raw.Control(func(fd uintptr) {
-		at, err := unix.Getsockname(int(fd))
-		if own, ok := at.(*unix.SockaddrLinklayer); err != nil || ok && bytes.Equal(own.Addr[:own.Halen], c.MAC) {
-			failed = err
-			return
-		}
-		failed = cmp.Or(nl.AttachFilter(int(fd), filter), unix.Bind(int(fd), &all),
-			unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m))
+		failed = unix.SetsockoptPacketMreq(int(fd), unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &m)
 	})
 	return errors.Join(err, failed)
 }
 
-// listenRaw opens a packet socket with the program in the parameter takes as its filter. The socket sees received IPv4
-// frames. If allProtocols is set, it sees frames of all protocols, also frames that leave the interface.
-func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, error) {
+// listenRaw opens a packet socket with the program in the parameter takes as its filter. The socket sees frames of all
+// protocols, also frames that leave the interface.
+func (c *Config) listenRaw(takes program) (*packet.Conn, error) {
 	filter, err := bpf.Assemble(takes)
 	if err != nil {
 		return nil, fmt.Errorf("assemble filter: %w", err)
-	}
-
-	protocol := unix.ETH_P_IP
-	if allProtocols {
-		protocol = unix.ETH_P_ALL
 	}
 
 	var conn *packet.Conn
@@ -179,7 +171,8 @@ func (c *Config) listenRaw(takes program, allProtocols bool) (*packet.Conn, erro
 		var err error
 
 		// Pass only the index. To look up the interface, package net would read the list of all interfaces.
-		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, protocol, &packet.Config{Filter: filter})
+		conn, err = packet.Listen(&net.Interface{Index: c.Link}, packet.Raw, unix.ETH_P_ALL,
+			&packet.Config{Filter: filter})
 		return err
 	})
 	if err != nil {
@@ -256,11 +249,7 @@ func Release(ctx context.Context, cfg *Config, l *dhcpc.Lease) error {
 		return fmt.Errorf("release lease: %w", err)
 	}
 
-	here := false
-	if err = cfg.checkLink(); err == nil {
-		here, err = releaseHere(cfg, p)
-	}
-
+	here, err := releaseHere(cfg, p)
 	if err == nil && !here {
 		err = releaseFrom(ctx, cfg, p)
 	}
@@ -279,7 +268,7 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	conn, err := c.listenRaw(append(incoming(), frames(c.MAC, false)...), false)
+	conn, err := c.listenRaw(append(incoming(c.MAC), frames(c.MAC, false)...))
 	if err != nil {
 		return err
 	}
@@ -290,7 +279,7 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 // releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether
 // the server's address is a local one. If not, it sends nothing.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
-	fd, err := cfg.socket(unix.AF_INET, unix.SOCK_DGRAM)
+	fd, err := cfg.socket(unix.AF_INET)
 	if err != nil {
 		return false, err
 	}
@@ -308,11 +297,7 @@ func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 
 	// The server's address is local if the kernel chooses the same address as the source. (A bind would prove
 	// nothing: the kernel permits any address while the namespace has none.)
-	own, err := unix.Getsockname(fd)
-	if err != nil {
-		return false, &tombolo.OpError{Op: "read address of UDP socket on", Object: cfg.object(), Err: err}
-	}
-
+	own, _ := unix.Getsockname(fd)
 	if from, ok := own.(*unix.SockaddrInet4); !ok || from.Addr != server.Addr {
 		return false, nil
 	}
@@ -344,48 +329,32 @@ func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error
 func (s *socket[P]) Send(_ context.Context, p P) error { return s.send(p) }
 
 // Receive returns the next packet or message for the client. It skips packets that cannot be parsed.
-func (s *socket[P]) Receive(ctx context.Context, until time.Time) (P, error) {
-	var none P
-	done, err := s.deadline(ctx, until)
-	if err != nil {
+func (s *socket[P]) Receive(ctx context.Context, until time.Time) (none P, err error) {
+	if err := cmp.Or(ctx.Err(), s.SetReadDeadline(until)); err != nil {
 		return none, err
 	}
-	defer done()
-	for {
-		n, from, err := s.ReadFrom(s.buf)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return none, ctx.Err()
-		case err != nil:
-			return none, err
-		}
-		if p, err := s.read(s.buf[:n], from); err == nil {
-			return p, nil
-		}
-	}
-}
 
-// deadline makes reads end at the time until, or when ctx is done. The caller must call the returned function after
-// reading. When that function returns, ctx can no longer disturb the next read.
-func (s *socket[P]) deadline(ctx context.Context, until time.Time) (func(), error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-
-	if err := s.SetReadDeadline(until); err != nil {
-		return nil, err
-	}
-
+	// When ctx is done, make reads end. Before returning, wait for this, so that it cannot interrupt the next read.
 	fired := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(fired)
 		_ = s.SetReadDeadline(time.Unix(1, 0)) // long past, so that every reader stops
 	})
-	return func() {
+	defer func() {
 		if !stop() {
-			<-fired // otherwise it could interrupt the next read
+			<-fired
 		}
-	}, nil
+	}()
+
+	for {
+		n, from, err := s.ReadFrom(s.buf)
+		if err != nil {
+			return none, cmp.Or(ctx.Err(), err)
+		}
+		if p, err := s.read(s.buf[:n], from); err == nil {
+			return p, nil
+		}
+	}
 }
 
 // witnessed is a transport that receives through the embedded transport and sends through another.
@@ -406,7 +375,7 @@ func witness[P any](c *Config, takes func(*Config) program, read func([]byte, ne
 		return nil, argument("nothing to send by")
 	}
 
-	conn, err := c.listenRaw(append(leaving(c.MAC), takes(c)...), true)
+	conn, err := c.listenRaw(append(leaving(c.MAC), takes(c)...))
 	if err != nil {
 		return nil, err
 	}

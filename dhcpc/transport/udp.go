@@ -165,14 +165,11 @@ func DialUDP6(cfg *Config) (dhcpc.Transport[[]byte], error) {
 // Send6 sends one message to all servers and relays, from a port chosen by the kernel, and receives nothing. It is
 // for a RELEASE that package dhcp6 encoded, in a program that does not link that package.
 func Send6(cfg *Config, message []byte) error {
-	if err := cfg.checkLink(); err != nil {
-		return err
-	}
 	if len(message) > 0xffff-udpHeaderLen {
 		return argument(fmt.Sprintf("message of %d bytes: too long for a packet", len(message)))
 	}
 
-	fd, err := cfg.socket(unix.AF_INET6, unix.SOCK_DGRAM)
+	fd, err := cfg.socket(unix.AF_INET6)
 	if err != nil {
 		return err
 	}

@@ -21,19 +21,20 @@ const (
 	reqTimeout = time.Second
 	reqMaxRT   = 30 * time.Second
 	reqMaxRC   = 10
-	renTimeout = 10 * time.Second
-	renMaxRT   = 10 * time.Minute
-	rebTimeout = 10 * time.Second
-	rebMaxRT   = 10 * time.Minute
+	renTimeout = 10 * time.Second // also REB_TIMEOUT
+	renMaxRT   = 10 * time.Minute // also REB_MAX_RT
 	infTimeout = time.Second
 	infMaxRT   = time.Hour
 )
 
-// solicit sends the first or the next SOLICIT, and enters SOLICITING.
+// solicit requests the best offer. If there is none, it sends the first or the next SOLICIT, and enters SOLICITING.
 func (t *step) solicit() {
-	if t.s.state != soliciting {
+	switch {
+	case t.s.best != nil:
+		t.choose(t.s.best)
+		return
+	case t.s.state != soliciting:
 		t.begin(soliciting)
-		t.s.best = nil
 	}
 
 	m := t.request(dhcpv6.MessageTypeSolicit, nil, t.s.hint)
@@ -111,15 +112,6 @@ func pick(list []*Lease6, want netip.Addr) *Lease6 {
 	return list[max(i, 0)]
 }
 
-// solicitingTimeUp requests the best offer, or sends another SOLICIT if there is none.
-func (t *step) solicitingTimeUp() {
-	if t.s.best != nil {
-		t.choose(t.s.best)
-		return
-	}
-	t.solicit()
-}
-
 // choose enters REQUESTING, and requests the lease l, which a server advertised or has forgotten.
 func (t *step) choose(l *Lease6) {
 	t.begin(requesting)
@@ -173,7 +165,7 @@ func (t *step) requestFailed(err error) {
 	if t.s.lease != nil {
 		t.s.trace.Last, t.s.requested = err, nil
 		t.begin(rebinding)
-		t.s.wake, t.s.listen = t.now.Add(min(rebTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
+		t.s.wake, t.s.listen = t.now.Add(min(renTimeout, t.s.lease.Expire.Sub(t.now))), time.Time{}
 		return
 	}
 	t.startOver(err)
@@ -202,38 +194,27 @@ func (t *step) requestingTimeUp() {
 func (t *step) leaseTimeUp() {
 	l := t.s.lease
 	switch {
-	case l.Infinite(): // never due
-		t.idle(bound, time.Time{})
 	case !t.now.Before(l.Expire):
 		t.lose(dhcpc.ErrExpired)
 	case !t.now.Before(l.Rebind):
-		if t.s.state != rebinding {
-			t.beginRenewal(rebinding)
-		}
-		t.renew(dhcpv6.MessageTypeRebind, rebTimeout, rebMaxRT, l.Expire)
+		t.renew(rebinding, dhcpv6.MessageTypeRebind, nil, l.Expire)
 	default:
-		if t.s.state != renewing {
-			t.beginRenewal(renewing)
-		}
-		t.renew(dhcpv6.MessageTypeRenew, renTimeout, renMaxRT, l.Rebind)
+		t.renew(renewing, dhcpv6.MessageTypeRenew, l.Server, l.Rebind)
 	}
 }
 
-// beginRenewal starts an exchange that renews the lease.
-func (t *step) beginRenewal(state State) {
+// renew enters a state that renews the lease, and sends the first or the next RENEW or REBIND. The nil server of a
+// REBIND means all servers. The exchange ends at the time end.
+func (t *step) renew(state State, kind dhcpv6.MessageType, server dhcpc.Hex, end time.Time) {
 	if t.s.state == bound {
 		t.s.trace = trace.Trace{Began: t.now}
 	}
-	t.begin(state)
-}
 
-// renew sends the first or the next RENEW or REBIND.
-func (t *step) renew(kind dhcpv6.MessageType, irt, mrt time.Duration, end time.Time) {
-	var server dhcpc.Hex
-	if kind == dhcpv6.MessageTypeRenew {
-		server = t.s.lease.Server
+	if t.s.state != state {
+		t.begin(state)
 	}
-	t.send(t.request(kind, server, t.s.lease.Address), irt, mrt, end)
+
+	t.send(t.request(kind, server, t.s.lease.Address), renTimeout, renMaxRT, end)
 }
 
 // renewing handles the answer to a RENEW or a REBIND (RFC 8415, section 18.2.10.1). It takes the extended lease, or

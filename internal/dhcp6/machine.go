@@ -22,11 +22,10 @@ type Machine struct {
 // NewMachine returns a Machine with a copy of the configuration. If a field is not valid, the error matches
 // tombolo.ErrInvalid.
 func NewMachine(cfg *Config) (*Machine, error) {
-	c, err := cfg.own()
-	if err != nil {
+	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	return &Machine{cfg: c}, nil
+	return &Machine{cfg: new(*cfg)}, nil
 }
 
 // Session is the progress of one client. It is a value: a copy is a snapshot. Step changes neither its argument nor
@@ -184,10 +183,8 @@ type step struct {
 // timeUp does the work that is due in the present state.
 func (t *step) timeUp() {
 	switch t.s.state {
-	case initial:
+	case initial, soliciting:
 		t.solicit()
-	case soliciting:
-		t.solicitingTimeUp()
 	case requesting:
 		t.requestingTimeUp()
 	case checking:
@@ -236,9 +233,7 @@ func (t *step) whyForeign(m *message) string {
 		return "of another transaction"
 	case len(m.server) < minDUID || len(m.server) > maxDUID:
 		return fmt.Sprintf("a server identifier of %d bytes", len(m.server))
-	case len(m.client) == 0 && t.s.state == informing:
-		return ""
-	case !bytes.Equal(m.client, t.cfg.DUID):
+	case !bytes.Equal(m.client, t.cfg.DUID) && (len(m.client) > 0 || t.s.state != informing):
 		return "for another client"
 	}
 
@@ -248,14 +243,11 @@ func (t *step) whyForeign(m *message) string {
 // isReplyFrom reports whether a message is a REPLY of the given server. It records a REPLY of another server for the
 // error that Failure returns.
 func (t *step) isReplyFrom(m *message, server dhcpc.Hex) bool {
-	switch {
-	case m.kind != dhcpv6.MessageTypeReply:
-		return false // further ADVERTISEs are common, and not worth a note
-	case !bytes.Equal(m.server, server):
+	isReply, isAsked := m.kind == dhcpv6.MessageTypeReply, bytes.Equal(m.server, server)
+	if isReply && !isAsked { // further ADVERTISEs are common, and not worth a note
 		t.note(m.describe() + ": not the server that was asked, " + server.String())
-		return false
 	}
-	return true
+	return isReply && isAsked
 }
 
 // note records a received message, for the error that Failure returns.
@@ -300,15 +292,8 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	}
 
 	t.s.rt = t.s.random.Between(lo, rt+rt/10)
-	t.s.wake = t.now.Add(t.s.rt)
-	if !end.IsZero() && t.s.wake.After(end) {
-		t.s.wake = end
-	}
-
-	t.s.listen = t.s.wake
-	if enough := t.now.Add(answerWait); enough.Before(t.s.listen) {
-		t.s.listen = enough
-	}
+	t.s.wake = trace.Earliest(t.now.Add(t.s.rt), end)
+	t.s.listen = trace.Earliest(t.s.wake, t.now.Add(answerWait))
 }
 
 // answerWait is the longest time that a socket stays open for the answer to one message. Messages of a renewal are
@@ -338,13 +323,7 @@ func (t *step) lose(why error) {
 	l := t.s.lease
 	t.out.Lost, t.s.lease = l, nil
 	t.s.trace = trace.Trace{Began: t.now}
-	t.s.failures = 0
-	if l == nil {
-		t.startOver(why)
-		return
-	}
-
-	t.s.hint = l.Address
+	t.s.failures, t.s.hint = 0, l.Address
 	t.startOver(fmt.Errorf("%w: %s", why, l.Address))
 	t.s.wake = t.now
 }

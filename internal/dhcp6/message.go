@@ -56,16 +56,9 @@ func (l *Lease6) Validate() error {
 		return trace.Unusable("server identifier of %d bytes: want %d to %d", len(l.Server), minDUID, maxDUID)
 	case len(l.DUID) < minDUID || len(l.DUID) > maxDUID:
 		return trace.Unusable("client identifier of %d bytes: want %d to %d", len(l.DUID), minDUID, maxDUID)
-	case l.Obtained.IsZero():
-		return trace.Unusable("it does not say when it began")
-	case l.Infinite():
-		return nil
-	case l.Renew.Before(l.Obtained) || l.Rebind.Before(l.Renew) || l.Expire.Before(l.Rebind):
-		return trace.Unusable("times %s, %s, %s, %s are not in their order", l.Obtained.Format(time.RFC3339),
-			l.Renew.Format(time.RFC3339), l.Rebind.Format(time.RFC3339), l.Expire.Format(time.RFC3339))
 	}
 
-	return nil
+	return trace.CheckTimes(l.Obtained, l.Renew, l.Rebind, l.Expire)
 }
 
 // Infinite reports whether the lease never ends.
@@ -135,22 +128,14 @@ type Config struct {
 	DetectConflicts bool
 }
 
-// own checks the configuration and returns a copy.
-func (c *Config) own() (*Config, error) {
-	if c == nil {
-		return nil, trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
-	}
-	cfg := *c
-	cfg.DUID = slices.Clone(c.DUID)
-	return &cfg, cfg.check()
-}
-
 // maxHostName is the longest DNS name, in bytes.
 const maxHostName = 253
 
-// check returns an error that matches tombolo.ErrInvalid if a field is not valid.
+// check returns an error that matches tombolo.ErrInvalid if there is no Config, or a field is not valid.
 func (c *Config) check() error {
 	switch {
+	case c == nil:
+		return trace.Invalid("no configuration: a DHCPv6 client needs a DUID")
 	case len(c.DUID) < minDUID || len(c.DUID) > maxDUID:
 		return trace.Invalidf("DUID of %d bytes: want %d to %d, the first two being its type", len(c.DUID), minDUID,
 			maxDUID)

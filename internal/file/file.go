@@ -37,26 +37,22 @@ const (
 // ErrDamaged if the file has more than limit bytes, if it is neither a regular file nor a directory, or if it belongs
 // to neither root nor the caller. For a directory, the error matches unix.EISDIR.
 func Read(path string, limit int) ([]byte, error) {
-	fd, err := Open(path, unix.O_RDONLY)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	return readFrom(fd, path, limit)
+	return read(path, limit, Open)
 }
 
 // ReadKernel returns the content of a file that the kernel provides, such as in /proc. Unlike Read, it accepts any
 // owner, since the owner may have no ID in a user namespace.
 func ReadKernel(path string) ([]byte, error) {
-	fd, err := OpenAny(path, unix.O_RDONLY)
+	return read(path, MaxRecord, OpenAny)
+}
+
+func read(path string, limit int, open func(path string, flags int) (int, error)) ([]byte, error) {
+	fd, err := open(path, unix.O_RDONLY)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fd)
-	return readFrom(fd, path, MaxRecord)
-}
 
-func readFrom(fd int, path string, limit int) ([]byte, error) {
 	buf := make([]byte, firstRead)
 	filled := 0
 	for {

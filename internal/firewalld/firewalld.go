@@ -188,7 +188,7 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 
 	errs := []error{unread}
 	now := state.Zones{}
-	for _, link := range slices.Compact(slices.Sorted(slices.Values(slices.Concat(links, before.Joined)))) {
+	for _, link := range union(links, before.Joined) {
 		joined := slices.Contains(before.Joined, link)
 		current, err := b.zonesOf(ctx, link)
 		if err != nil {
@@ -240,13 +240,16 @@ func (z *Zones) look(ctx context.Context, b *bus) error {
 
 // record adds the link to the links that State.Zones lists as joined. The caller changes the link's zone afterwards.
 func (z *Zones) record(before, now state.Zones, link string) error {
-	all := append(slices.Concat(before.Joined, now.Joined), link)
-	slices.Sort(all)
-	all = slices.Compact(all)
+	all := union(before.Joined, now.Joined, []string{link})
 	if slices.Equal(all, before.Joined) {
 		return nil
 	}
 	return z.State.SetZones(state.Zones{Joined: all, Left: now.Left})
+}
+
+// union returns the names of all lists, sorted and each once.
+func union(lists ...[]string) []string {
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(lists...))))
 }
 
 // The names of firewalld's D-Bus interface (firewalld.dbus(5)).
@@ -327,12 +330,11 @@ func decide(z zones, ours, needed, sure bool) act {
 // isThere reports whether firewalld is on the bus, and runs in this network namespace.
 func (b *bus) isThere(ctx context.Context) (bool, error) {
 	var pid uint32
-	if err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid); isNoOwner(err) {
+	err := b.callBus(ctx, "GetConnectionUnixProcessID", name, &pid)
+	if isNoOwner(err) {
 		return false, nil
-	} else if err != nil {
-		return false, err
 	}
-	return !worksElsewhere(pid), nil
+	return err == nil && !worksElsewhere(pid), err
 }
 
 // worksElsewhere reports whether a process is firewalld and runs in another network namespace. This occurs in a node
@@ -345,13 +347,9 @@ func worksElsewhere(pid uint32) bool {
 		return false
 	}
 
-	its, err := os.Readlink(dir + "/ns/net")
-	if err != nil {
-		return false
-	}
-
-	own, err := os.Readlink("/proc/thread-self/ns/net")
-	return err == nil && its != own
+	its, itsErr := os.Readlink(dir + "/ns/net")
+	own, ownErr := os.Readlink("/proc/thread-self/ns/net")
+	return itsErr == nil && ownErr == nil && its != own
 }
 
 // zonesOf asks firewalld for the zones of a link.
@@ -484,19 +482,16 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 // ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
 // without a name. godbus would panic on such a signal.
 func ignoreCalls(m *dbus.Message) {
-	const ignored = 0 // no message has this type
-	switch m.Type {
-	case dbus.TypeMethodCall:
-		m.Type = ignored
-	case dbus.TypeSignal:
-		if len(m.Body) > 0 {
-			if _, ok := m.Body[0].(string); ok {
-				return
-			}
-		}
-		if member, _ := m.Headers[dbus.FieldMember].Value().(string); member == "NameLost" || member == "NameAcquired" {
-			m.Type = ignored
-		}
+	member, _ := m.Headers[dbus.FieldMember].Value().(string)
+	isAboutName := m.Type == dbus.TypeSignal && (member == "NameLost" || member == "NameAcquired")
+	var name any
+	if len(m.Body) > 0 {
+		name = m.Body[0]
+	}
+
+	_, hasName := name.(string)
+	if m.Type == dbus.TypeMethodCall || isAboutName && !hasName {
+		m.Type = 0 // no message has this type, so godbus ignores it
 	}
 }
 
@@ -534,23 +529,21 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return nil
 }
 
+// errorName returns the name of an error message over D-Bus, or "" for another error.
+func errorName(err error) string {
+	e, _ := errors.AsType[dbus.Error](err)
+	return strings.TrimPrefix(e.Name, busName+".Error.")
+}
+
 // isAnswer reports whether an error is an error message over D-Bus, except the messages of isDisconnected. Usually the
 // called program sent it.
-func isAnswer(err error) bool {
-	var e dbus.Error
-	return errors.As(err, &e) && !isDisconnected(err)
-}
+func isAnswer(err error) bool { return errorName(err) != "" && !isDisconnected(err) }
 
 // isDisconnected reports whether an error of the bus means that the called program does not run, or ended before it
 // answered.
-func isDisconnected(err error) bool {
-	var e dbus.Error
-	return isNoOwner(err) || errors.As(err, &e) && e.Name == busName+".Error.NoReply"
-}
+func isDisconnected(err error) bool { return isNoOwner(err) || errorName(err) == "NoReply" }
 
 // isNoOwner reports whether an error of the bus means that no program owns the called name.
 func isNoOwner(err error) bool {
-	var e dbus.Error
-	return errors.As(err, &e) && (e.Name == busName+".Error.NameHasNoOwner" ||
-		e.Name == busName+".Error.ServiceUnknown")
+	return slices.Contains([]string{"NameHasNoOwner", "ServiceUnknown"}, errorName(err))
 }

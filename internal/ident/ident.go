@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -59,10 +60,8 @@ const DerivedMAC = 0x0a
 // MACOf derives a MAC from the first IPv4 address or, if there is none, from the first address. A later pod with the
 // same address gets the same MAC, so neighbour entries of other hosts stay valid. Without addresses, MACOf returns nil.
 func MACOf(addresses []netip.Addr) net.HardwareAddr {
-	for _, a := range addresses {
-		if a.Is4() {
-			return append(net.HardwareAddr{DerivedMAC, 0x58}, a.AsSlice()...)
-		}
+	if i := slices.IndexFunc(addresses, netip.Addr.Is4); i >= 0 {
+		return append(net.HardwareAddr{DerivedMAC, 0x58}, addresses[i].AsSlice()...)
 	}
 	if len(addresses) == 0 {
 		return nil
@@ -90,14 +89,8 @@ var ErrName = errors.New("bad name")
 // IsIdentifier reports whether s is a valid container ID or network name. The CNI specification demands
 // ^[a-zA-Z0-9][a-zA-Z0-9_.-]*$.
 func IsIdentifier(s string) bool {
-	for i := range len(s) {
-		ch := s[i]
-		alphanumeric := 'a' <= ch && ch <= 'z' || 'A' <= ch && ch <= 'Z' || '0' <= ch && ch <= '9'
-		if !alphanumeric && (i == 0 || !strings.ContainsRune("_.-", rune(ch))) {
-			return false
-		}
-	}
-	return s != ""
+	const alphanumeric = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return s != "" && strings.Contains(alphanumeric, s[:1]) && strings.Trim(s, alphanumeric+"_.-") == ""
 }
 
 // IsLinkName reports whether the kernel accepts s as the name of a link (dev_valid_name()). IsLinkName also rejects

@@ -34,6 +34,21 @@ func Invalidf(format string, args ...any) error { return Invalid(fmt.Sprintf(for
 // Unusable returns an Invalid error about the content of a lease.
 func Unusable(format string, args ...any) error { return Invalidf("invalid lease: "+format, args...) }
 
+// CheckTimes returns an Invalid error unless the times of a lease are in their order. A lease that never ends has only
+// the time when it began.
+func CheckTimes(obtained, renew, rebind, expire time.Time) error {
+	switch {
+	case obtained.IsZero():
+		return Unusable("it does not say when it began")
+	case renew.IsZero() && rebind.IsZero() && expire.IsZero():
+		return nil
+	case renew.Before(obtained) || rebind.Before(renew) || expire.Before(rebind):
+		return Unusable("times %s, %s, %s, %s are not in their order", obtained.Format(time.RFC3339),
+			renew.Format(time.RFC3339), rebind.Format(time.RFC3339), expire.Format(time.RFC3339))
+	}
+	return nil
+}
+
 // Argument returns an Invalid error about an argument of a call.
 func Argument(what string) error { return Invalid(tombolo.ErrInvalid.Error() + ": " + what) }
 
@@ -90,14 +105,10 @@ func (c *Counts) Add(what string) {
 func (c Counts) String() string {
 	var list []string
 	for _, one := range c {
-		noun, rest, more := strings.Cut(one.what, " ")
-		if one.n > 1 {
-			noun += "s"
+		if noun, rest, _ := strings.Cut(one.what, " "); one.n > 1 {
+			one.what = strings.TrimSpace(noun + "s " + rest)
 		}
-		if more {
-			noun += " " + rest
-		}
-		list = append(list, strconv.Itoa(one.n)+" "+noun)
+		list = append(list, strconv.Itoa(one.n)+" "+one.what)
 	}
 
 	return strings.Join(list, ", ")
@@ -113,18 +124,14 @@ func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) 
 
 	sent, waited := t.Sent.String(), now.Sub(t.Began).Round(time.Millisecond)
 	silent, timeout := len(t.Heard) == 0, errors.Is(err, ErrTimeout)
-	text := ""
-	switch {
-	case sent == "":
-		text = fmt.Sprint(err)
-	case silent:
+	text := fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
+	if silent {
 		text = fmt.Sprintf("no answer to %s in %s", sent, waited)
-	default:
-		text = fmt.Sprintf("%s %s in %s; heard %s", vain, sent, waited, t.Heard)
 	}
 
 	switch {
 	case sent == "":
+		text = fmt.Sprint(err)
 	case !timeout:
 		text += ": " + fmt.Sprint(err)
 	case silent:

@@ -127,30 +127,21 @@ func (p *Plugin) run(ctx context.Context, verb string) ([]byte, error) {
 // environ returns the environment for one verb. It removes parameters that the plugin must not get, even if this
 // program's own caller has set them.
 func (p *Plugin) environ(verb string) []string {
-	parameters := []struct{ key, value string }{
-		{"CNI_COMMAND", verb},
-		{"CNI_CONTAINERID", p.ContainerID},
-		{"CNI_NETNS", p.NetNS},
-		{"CNI_IFNAME", p.IfName},
-		{"CNI_ARGS", p.Args},
-		{"CNI_PATH", p.Path},
-	}
-
-	env := slices.DeleteFunc(Deeper(p.Environ), func(entry string) bool {
-		for _, parameter := range parameters {
-			if strings.HasPrefix(entry, parameter.key+"=") {
-				return true
-			}
-		}
-		return false
-	})
-
-	for _, parameter := range parameters {
-		if parameter.value != "" {
-			env = append(env, parameter.key+"="+parameter.value)
+	env := Deeper(p.Environ)
+	for _, parameter := range [][2]string{
+		{"CNI_COMMAND=", verb},
+		{"CNI_CONTAINERID=", p.ContainerID},
+		{"CNI_NETNS=", p.NetNS},
+		{"CNI_IFNAME=", p.IfName},
+		{"CNI_ARGS=", p.Args},
+		{"CNI_PATH=", p.Path},
+	} {
+		key, value := parameter[0], parameter[1]
+		env = slices.DeleteFunc(env, func(entry string) bool { return strings.HasPrefix(entry, key) })
+		if value != "" {
+			env = append(env, key+value)
 		}
 	}
-
 	return env
 }
 

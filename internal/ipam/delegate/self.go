@@ -21,17 +21,15 @@ const DepthVariable = "TOMBOLO_DEPTH"
 
 // Deeper returns a copy of environ with one more digit in DepthVariable.
 func Deeper(environ []string) []string {
-	const prefix = DepthVariable + "="
-	deeper := prefix + "1"
-	for _, entry := range environ {
-		if strings.HasPrefix(entry, prefix) {
-			deeper = entry + "1"
+	deeper := DepthVariable + "="
+	environ = slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+		found := strings.HasPrefix(entry, DepthVariable+"=")
+		if found {
+			deeper = entry
 		}
-	}
-
-	environ = slices.DeleteFunc(slices.Clone(environ),
-		func(entry string) bool { return strings.HasPrefix(entry, prefix) })
-	return append(environ, deeper)
+		return found
+	})
+	return append(environ, deeper+"1")
 }
 
 // IsOurs reports whether the file at path is Tombolo. It compares the name of the file, of its target, and of its

@@ -262,8 +262,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	}
 
 	if !c.verified.IsOn() {
-		have, err := c.tables.Outline(want)
-		return err == nil && have.IsComplete(want), err
+		return c.isComplete(want)
 	}
 
 	generation, err := nftnl.Generation(c.tables.Conn)
@@ -283,16 +282,22 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, settled
 	}
 
-	have, err := c.tables.Outline(want)
-	if err != nil || !have.IsComplete(want) {
-		return false, err
-	}
-
-	if settled == nil {
+	complete, err := c.isComplete(want)
+	if complete && settled == nil {
 		c.verified.Add(generation, sum)
 	}
 
-	return true, nil
+	return complete, err
+}
+
+// isComplete implements Ready, without the record c.verified.
+func (c *Conn) isComplete(want *ruleset.Ruleset) (bool, error) {
+	have, err := c.tables.Outline(want)
+	if err != nil {
+		return false, err
+	}
+	changes := ruleset.Plan(want, have)
+	return changes.IsEmpty(), nil
 }
 
 // explainKernel explains the error "not found" of Ensure's transaction. The transaction names only objects of nf_tables

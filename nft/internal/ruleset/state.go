@@ -74,29 +74,6 @@ func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// IsComplete reports whether the state from Outline shows no differences. It compares the tables, the chains, the
-// elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since a sentinel shows that its
-// set exists.
-func (st *State) IsComplete(rs *Ruleset) bool {
-	for _, family := range rs.tables {
-		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
-			return false
-		}
-	}
-
-	for i := range rs.Chains {
-		ch := &rs.Chains[i]
-		if have, ok := st.Chains[ch.Place]; !ok || !ch.matches(have) {
-			return false
-		}
-	}
-
-	add, del := st.bridgeChanges(rs)
-	touched := func(s Set) bool { return !st.sentinels[s.Place] }
-	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 &&
-		!slices.ContainsFunc(rs.Sets(), touched)
-}
-
 // bridgeChanges compares the sets of bridges with the ruleset. add lists missing elements. del lists elements of the
 // network that must not exist or that have a wrong comment.
 func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
@@ -132,9 +109,10 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Device == ch.Device && have.Priority == ch.Priority
 }
 
-// hasRules reports whether the chain in the kernel contains the intended rules, by comparing comments.
+// hasRules reports whether the chain in the kernel contains the intended rules, by comparing comments. After Outline,
+// the rules are unknown, and it returns true.
 func (st *State) hasRules(ch *Chain) bool {
-	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
+	return st.rules == nil || slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
 		func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
@@ -293,20 +271,13 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel (see SentinelLink).
-// Another program has emptied or loaded them, or Prepare has created them.
-func (st *State) unmarkedSets(rs *Ruleset) []Set {
-	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
-		have, ok := st.sets[s.Place]
-		return !ok || s.setType != have || st.sentinels[s.Place]
-	})
-}
-
 // Changes holds the changes that are needed to turn the state in the kernel into the intended ruleset.
 type Changes struct {
-	tables    []uint8 // families whose tables must be created, or are dormant
-	Sets      []Set
-	Unmarked  []Set // sets that exist without our sentinel
+	tables []uint8 // families whose tables must be created, or are dormant
+	Sets   []Set
+	// Unmarked lists sets that exist with the right type but do not contain our sentinel (see SentinelLink). Another
+	// program has emptied or loaded them, or Prepare has created them.
+	Unmarked  []Set
 	chains    []*Chain
 	oldSets   []Place // sets of the wrong type, to delete and create again
 	oldChains []Place
@@ -321,8 +292,10 @@ func (p *Changes) IsEmpty() bool {
 // Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
 // existing chain, but replaces the whole chain. So a chain's comment, which the kernel cannot change later, always
 // describes its rules.
-func Plan(want *Ruleset, have *State) *Changes {
-	p := &Changes{Unmarked: have.unmarkedSets(want)}
+//
+// If have comes from Outline, Plan compares the tables, the chains, the elements in the sets of bridges and the
+// sentinels. It does not compare the sets themselves, since a sentinel shows that its set exists.
+func Plan(want *Ruleset, have *State) (p Changes) {
 	for _, family := range want.tables {
 		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
 			p.tables = append(p.tables, family)
@@ -330,13 +303,14 @@ func Plan(want *Ruleset, have *State) *Changes {
 	}
 
 	for _, s := range want.Sets() {
-		got, ok := have.sets[s.Place]
-		if ok && s.setType == got {
-			continue
-		}
-		p.Sets = append(p.Sets, s)
-		if ok {
+		switch got, ok := have.sets[s.Place]; {
+		case ok && s.setType != got:
 			p.oldSets = append(p.oldSets, s.Place)
+			fallthrough
+		case !ok && have.sets != nil:
+			p.Sets = append(p.Sets, s)
+		case !have.sentinels[s.Place]:
+			p.Unmarked = append(p.Unmarked, s)
 		}
 	}
 

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -116,20 +117,13 @@ func (n *Network) bridgeElements() []Element {
 // recognized by its comment. If networks share a bridge, its elements have the comment of one of them.
 func (n *Network) BridgeComment() string {
 	comment := networkComment(n.Key) + "," + n.Policy
-	if n.NFCall {
-		comment += ",nf"
-	}
-
-	if n.LAN {
-		comment += ",lan"
-	}
-
-	if n.Gateway {
-		comment += ",gw"
-	}
-
-	if n.Internal {
-		comment += ",internal"
+	for _, setting := range [...]struct {
+		is   bool
+		name string
+	}{{n.NFCall, ",nf"}, {n.LAN, ",lan"}, {n.Gateway, ",gw"}, {n.Internal, ",internal"}} {
+		if setting.is {
+			comment += setting.name
+		}
 	}
 
 	return comment
@@ -313,13 +307,7 @@ func normalDedup(list []Dedup) []Dedup {
 }
 
 func compareDedups(a, b Dedup) int {
-	if c := comparePrefixes(a.Subnet, b.Subnet); c != 0 {
-		return c
-	}
-	if c := a.Gateway.Compare(b.Gateway); c != 0 {
-		return c
-	}
-	return slices.Compare(a.BridgeMAC, b.BridgeMAC)
+	return cmp.Or(a.Subnet.Compare(b.Subnet), a.Gateway.Compare(b.Gateway), slices.Compare(a.BridgeMAC, b.BridgeMAC))
 }
 
 // isSentBy adds a match for packets of the subnet's family that leave by a pod's port with the bridge's MAC as

@@ -185,11 +185,6 @@ func (x expressions) linkNotIn(linkName expr.MetaKey, sets ...string) expression
 	return x
 }
 
-// portIn matches packets if the set contains their incoming link together with some bytes of a header.
-func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
-	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
-}
-
 // portNotIn matches packets if the set does not contain their incoming link together with some bytes of a header.
 func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
 	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
@@ -355,7 +350,7 @@ func (x expressions) isNotL4(protocol byte) expressions {
 // isOwn matches packets with a value that belongs to their incoming port. The value consists of length bytes at an
 // offset in the network header, and set contains the values of all ports.
 func (x expressions) isOwn(offset, length uint32, set string) expressions {
-	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
+	return x.loadLinkAnd(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, offset, length).isIn(set)
 }
 
 // isOwnID matches packets with an address that SLAAC may assign to the pod behind the incoming port. offset is the

@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -249,24 +248,16 @@ func (rs *Ruleset) Sets() []Set {
 			masqueradeSet(MasqueradeSet(false, rs.network)))
 	}
 
-	if rs.of.PortSNAT {
-		list = append(list, portSNATSets()...)
-	}
-
-	if rs.of.Internal {
-		list = append(list, internalSets()...)
-	}
-
-	if rs.of.Egress != nil {
-		list = append(list, egressSets()...)
-	}
-
-	if rs.of.PodEgress {
-		list = append(list, podEgressSets()...)
-	}
-
-	if rs.of.Guard {
-		list = append(list, guardSets()...)
+	for _, part := range [...]struct {
+		isNeeded bool
+		sets     func() []Set
+	}{
+		{rs.of.PortSNAT, portSNATSets}, {rs.of.Internal, internalSets}, {rs.of.Egress != nil, egressSets},
+		{rs.of.PodEgress, podEgressSets}, {rs.of.Guard, guardSets},
+	} {
+		if part.isNeeded {
+			list = append(list, part.sets()...)
+		}
 	}
 
 	if rs.of.Share != nil {
@@ -438,19 +429,12 @@ func (n *Network) exemptOf(is4 bool) []netip.Prefix {
 		if p.Addr().Is4() != is4 {
 			continue
 		}
-		if at, found := slices.BinarySearchFunc(list, p.Masked(), comparePrefixes); !found {
+		if at, found := slices.BinarySearchFunc(list, p.Masked(), netip.Prefix.Compare); !found {
 			list = slices.Insert(list, at, p.Masked())
 		}
 	}
 
 	return list
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.Bits(), b.Bits())
 }
 
 // Network describes a network for the rules, with the fields of nft.Network. Package nft has checked all values.

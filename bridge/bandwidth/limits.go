@@ -262,7 +262,7 @@ func describe(q tc.Qdisc) string {
 	case q.Peaked:
 		return "tbf with a peak rate"
 	default:
-		return describeBucket(tc.Bucket{Rate: q.Rate, Burst: uint32(min(q.Burst(), mostBytes)), Limit: q.Limit})
+		return describeBucket(tc.Bucket{Rate: q.Rate, Burst: min(q.Burst(), mostBytes), Limit: q.Limit})
 	}
 }
 

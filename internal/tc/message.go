@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"math/bits"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -345,33 +344,20 @@ func (q *Qdisc) Decode(b []byte) error {
 // Ours reports whether the qdisc has the kind and the handle of a qdisc of SetTBF.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
-// Burst returns the burst in bytes. It is as exact as a tick permits.
-func (q Qdisc) Burst() uint64 {
-	const second = 1e9
-	high, low := bits.Mul64(q.Rate, uint64(q.Ticks)*tick)
-	low, carry := bits.Add64(low, second/2, 0)
-	high += carry
-	if high >= second {
-		return 0 // larger than any limit: 274 s at 2⁶³ bytes per second
-	}
-	bytes, _ := bits.Div64(high, low, second)
-	return bytes
+// Burst returns the burst in bytes, or the largest number if it is larger. It is as exact as a tick permits.
+func (q Qdisc) Burst() uint32 {
+	return uint32(min(math.Round(float64(q.Rate)*float64(q.Ticks)*tick/1e9), math.MaxUint32))
 }
 
 // Is reports whether the qdisc has the parameters of the bucket w, as SetTBF sets them.
 func (q Qdisc) Is(w Bucket) bool {
-	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit {
+	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit || w.Rate == 0 {
 		return false
 	}
 
 	// Compare times, with a tolerance, since the kernel stores the burst as a time. Its conversion is exact to some
 	// nine digits at common rates, and to four digits at the highest rates.
-	high, low := bits.Mul64(uint64(w.Burst), 1e9)
-	if high >= w.Rate {
-		return false
-	}
-
-	ns, _ := bits.Div64(high, low, w.Rate)
+	ns := uint64(w.Burst) * 1e9 / w.Rate
 	want, have := uint64(uint32(ns/tick)), uint64(q.Ticks) // the kernel reports 32 bits, which is 274 s
 	off := max(want, have) - min(want, have)
 	return off <= 1+want/1000

@@ -256,6 +256,14 @@ func seconds(d time.Duration) uint32 {
 	return uint32(min(max(s, 1), 0xffffffff))
 }
 
+// unspecified returns the unspecified address of a family, 0.0.0.0 or ::.
+func unspecified(family uint8) netip.Addr {
+	if family == unix.AF_INET {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // decode parses the data of an RTM_NEWROUTE. known is false if the family is neither IPv4 nor IPv6, as for routes of
 // multicast routing.
 func decode(data []byte) (r Route, known bool, _ error) {
@@ -278,11 +286,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	}
 
 	r.OnLink = r.Flags&unix.RTNH_F_ONLINK != 0
-	dst, src := netip.IPv6Unspecified(), netip.Addr{}
-	if r.Family == unix.AF_INET {
-		dst = netip.IPv4Unspecified()
-	}
-
+	dst, src := unspecified(r.Family), netip.Addr{}
 	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.RTA_DST:

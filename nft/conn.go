@@ -135,23 +135,24 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 // commit commits a transaction that may change any object, not only elements of endpoints. It explains the error EBUSY.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
-// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
-func (c *Conn) elements(ctx context.Context) (all []ruleset.Element, _ error) {
+// retried calls the function try as Conn.retry does, and returns its last result.
+func retried[T any](ctx context.Context, c *Conn, try func() (T, error)) (result T, _ error) {
 	err := c.retry(ctx, func() (err error) {
-		all, err = c.tables.Elements()
+		result, err = try()
 		return err
 	})
-	return all, err
+	return result, err
+}
+
+// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
+func (c *Conn) elements(ctx context.Context) ([]ruleset.Element, error) {
+	return retried(ctx, c, c.tables.Elements)
 }
 
 // lookup looks up elements by their keys, and returns them in the same order. For an element that does not exist, the
 // result contains nil.
-func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []*ruleset.Element, _ error) {
-	err := c.retry(ctx, func() (err error) {
-		have, err = c.tables.Lookup(elements)
-		return err
-	})
-	return have, err
+func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) ([]*ruleset.Element, error) {
+	return retried(ctx, c, func() ([]*ruleset.Element, error) { return c.tables.Lookup(elements) })
 }
 
 // commitEndpoints commits a transaction that changes only elements of endpoints or of the host, or does nothing if it

@@ -199,7 +199,7 @@ func (x expressions) loadLinkAnd(linkName expr.MetaKey, base expr.PayloadBase, o
 // isPod matches packets of family f whose address at an offset in the header is a pod's. The pod must be behind the
 // packet's incoming or outgoing link, which link selects.
 func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressions {
-	return x.is(f).loadLinkAddress(link, offset, f).isIn(f.pods)
+	return x.is(f).loadLinkAddress(link, offset, f).isIn(f.Pods)
 }
 
 // loadAddress loads an address at an offset of the IP header.
@@ -256,13 +256,13 @@ type Family struct {
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 
-	// The names of the sets and maps for pods and published ports. pods contains the addresses of pods, each with the
+	// The names of the sets and maps for pods and published ports. Pods contains the addresses of pods, each with the
 	// link to the pod. HostPorts maps a port on all addresses of the host to a pod's address and port. HostAddrs is the
 	// map for ports on one address. Published contains the pods' own ports that host ports lead to, unless
 	// nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of one pod, which match calls to itself.
 	// Services contains host addresses that ports on all addresses are not published on. SNATAll and SNATNone contain
 	// pods' ports with this value of nft.Endpoint.PortSNAT.
-	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
+	Pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
 	// The names of the sets for egress policies and for callers of host ports. egress contains the destinations that
 	// pods of a bridge may call. limited contains the pods with a policy of their own, and podEgress their
@@ -277,7 +277,7 @@ func Families() [2]Family {
 		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, addrType: nftnl.TypeIPv4, src: 12, dst: 16,
 		All:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
-		pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
+		Pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
 		Selves: "selves4", Services: "services4", SNATAll: "snatall4", SNATNone: "snatnone4",
 		egress: "egress4", limited: "limited4", podEgress: "pod-egress4",
 		refused: "refused4", excepted: "excepted4",
@@ -285,7 +285,7 @@ func Families() [2]Family {
 		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, addrType: nftnl.TypeIPv6, src: 8, dst: 24,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
-		pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
+		Pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
 		Selves: "selves6", Services: "services6", SNATAll: "snatall6", SNATNone: "snatnone6",
 		egress: "egress6", limited: "limited6", podEgress: "pod-egress6",
 		refused: "refused6", excepted: "excepted6",

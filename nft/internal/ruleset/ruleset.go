@@ -366,7 +366,7 @@ func (list *rules) addUnmark(mark uint32) {
 			is(f).isL4(messages[i].protocol).firstByte(messages[i].typ, messages[i].typ)
 		x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
 		x.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).
-			loadLinkAddress(expr.MetaKeyOIFNAME, f.dst, f).isIn(f.pods).Drop()
+			loadLinkAddress(expr.MetaKeyOIFNAME, f.dst, f).isIn(f.Pods).Drop()
 	}
 }
 

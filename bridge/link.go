@@ -330,7 +330,7 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	object := "port " + p.Name
 	list.Up(object, l.Up)
 	list.Number(object, "MTU", cmp.Or(p.MTU, l.MTU), l.MTU)
-	list.Add(object, "MAC", orString(p.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "MAC", cmp.Or(p.MAC.String(), l.MAC.String()), l.MAC.String())
 	list.Add(object, "alias", strconv.Quote(cmp.Or(p.Alias, l.Alias)), strconv.Quote(l.Alias))
 	switch have := l.Port; {
 	case br.Index == 0:
@@ -354,14 +354,6 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	return list
 }
 
-// orString returns mac as text, or other as text if mac is nil.
-func orString(mac, other net.HardwareAddr) string {
-	if mac == nil {
-		mac = other
-	}
-	return mac.String()
-}
-
 // Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set in
 // br are not compared. Alias and NoIPv6 are not compared either, since they apply only to a new bridge.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
@@ -378,7 +370,7 @@ func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 
 	list.Up(object, l.Up)
 	list.Number(object, "MTU", cmp.Or(br.MTU, l.MTU), l.MTU)
-	list.Add(object, "MAC", orString(br.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "MAC", cmp.Or(br.MAC.String(), l.MAC.String()), l.MAC.String())
 	if br.Promiscuous != nil {
 		list.Flag(object, "promiscuous mode", *br.Promiscuous, l.Promiscuous)
 	}

@@ -70,7 +70,7 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append encodes a message at the end of the batch. Conn.assignSequence sets the message's sequence number later.
+// append encodes a message at the end of the batch. Conn.send sets the message's sequence number later.
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
@@ -238,14 +238,12 @@ func (c *Conn) Execute(b *Batch) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	base := c.assignSequence(b)
-	if err := c.t.Send(b.buf); err != nil {
-		err = fmt.Errorf("send: %w", err)
-		b.unanswered(err)
-		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
+	base, err := c.send(b)
+	if err == nil {
+		err = c.collect(b, base)
 	}
 
-	if err := c.collect(b, base); err != nil {
+	if err != nil {
 		c.drain()
 		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
@@ -287,14 +285,18 @@ func PassAbsent(err error) error {
 	return err
 }
 
-// assignSequence sets the sequence numbers of all requests, and returns the first one.
-func (c *Conn) assignSequence(b *Batch) uint32 {
-	base := c.seq + 1
+// send sets the sequence numbers of all requests, and sends the batch. It returns the first number.
+func (c *Conn) send(b *Batch) (base uint32, _ error) {
+	base = c.seq + 1
 	for i := range b.reqs {
 		c.seq++
 		binary.NativeEndian.PutUint32(b.buf[b.reqs[i].start+8:], c.seq)
 	}
-	return base
+
+	if err := c.t.Send(b.buf); err != nil {
+		return base, fmt.Errorf("send: %w", err)
+	}
+	return base, nil
 }
 
 // collect reads the answers to the batch b until the socket is empty, and passes each to its request. base is the
@@ -479,10 +481,11 @@ type reading struct {
 
 // readDump reads a list once, and calls the callback each with every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
-	seq := c.assignSequence(b)
-	if err := c.t.Send(b.buf); err != nil {
-		return r, fmt.Errorf("send: %w", err)
+	seq, err := c.send(b)
+	if err != nil {
+		return r, err
 	}
+
 	sum := fnv.New64a()
 	buf := c.buffer()
 	for {
@@ -573,18 +576,13 @@ func (k kind) identify(sum io.Writer, data []byte) {
 // dumpError returns the error in the message that ends a listing. It returns nil if the kernel has written the whole
 // list.
 func dumpError(op string, m netlink.Message) error {
-	if len(m.Data) < 4 {
+	const errnoLen = 4
+	if len(m.Data) < errnoLen {
 		return nil
 	}
 
-	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
-	if errno == 0 {
-		return nil
+	if errno, text := kernelError(m, errnoLen); errno != 0 {
+		return opError(op, nil, errno, text)
 	}
-
-	text := ""
-	if m.Header.Flags&netlink.AcknowledgeTLVs != 0 {
-		text = extAck(m.Data[4:])
-	}
-	return opError(op, nil, errno, text)
+	return nil
 }

@@ -272,16 +272,11 @@ const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.9); needs
 // 6.8 and later, the request ETHTOOL_GLINK does the worker's job for the link. On older kernels, RefreshCarrier waits
 // for the worker, up to carrierPatience. It returns no error, since the caller could do nothing about it.
 func (c *Conn) RefreshCarrier(link string) {
-	if s, ok := c.t.(*socket); ok {
-		s.refreshCarrier(link)
+	s, ok := c.t.(*socket)
+	if !ok {
+		return
 	}
-}
 
-// carrierPatience is the longest time that RefreshCarrier waits for the worker. The worker needs much less on a machine
-// that is not overloaded.
-const carrierPatience = 100 * time.Millisecond
-
-func (s *socket) refreshCarrier(link string) {
 	if up, err := s.ethtool(link, unix.ETHTOOL_GLINK, 0); err != nil || up == 0 {
 		return
 	}
@@ -304,6 +299,10 @@ func (s *socket) refreshCarrier(link string) {
 		_, _ = s.ethtool(link, unix.ETHTOOL_GLINK, 0) // waits for a lock that the worker holds while it runs
 	}
 }
+
+// carrierPatience is the longest time that RefreshCarrier waits for the worker. The worker needs much less on a machine
+// that is not overloaded.
+const carrierPatience = 100 * time.Millisecond
 
 // StopTxOffload turns off transmit checksum offload (ETHTOOL_STXCSUM) and scatter-gather (ETHTOOL_SSG) of a link in the
 // socket's network namespace. The kernel then computes all checksums before the link sends. It also copies memory pages

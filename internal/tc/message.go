@@ -145,12 +145,8 @@ func (l Device) AddClsact(b *nl.Batch) {
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "clsact") })
 }
 
-// filter returns the header of a request about filters with our priority at the ingress.
-func (l Device) filter(handle uint32, protocol uint16) []byte {
-	return l.filterAt(Ingress, handle, protocol)
-}
-
-func (l Device) filterAt(place, handle uint32, protocol uint16) []byte {
+// filter returns the header of a request about filters with our priority at a place, Ingress or Egress.
+func (l Device) filter(place, handle uint32, protocol uint16) []byte {
 	return l.header(handle, place, uint32(Priority)<<16|uint32(htons(protocol)))
 }
 
@@ -162,7 +158,7 @@ func htons(v uint16) uint16 {
 // to the egress of the link with the index to. The filter is a u32 with a single key that matches everything, since
 // not every kernel has matchall.
 func (l Device) AddRedirect(b *nl.Batch, to int) {
-	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
+	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(Ingress, 0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "u32", func(ae *netlink.AttributeEncoder) {
 				var sel [sizeofU32Sel + sizeofU32Key]byte
@@ -191,14 +187,14 @@ func redirect(to int) []byte {
 // DelFilters appends a request that deletes all filters with our priority at the ingress. All of them must have the
 // given protocol.
 func (l Device) DelFilters(b *nl.Batch, protocol uint16) {
-	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(Ingress, 0, protocol), nil)
 }
 
 // SetProgram appends a request that adds a filter with a classic BPF program at the ingress. The program is an array
 // of struct sock_filter, and its result is the verdict on the packet. The filter replaces an existing one with the
 // same handle.
 func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(Ingress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
@@ -212,7 +208,7 @@ func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 // descriptor. The program's result is the verdict on the packet. The filter replaces an existing one with the same
 // handle. The kernel stores name, of at most 255 bytes, and lists it with the filter.
 func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint32(bpfFD, uint32(fd))
@@ -224,7 +220,7 @@ func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 
 // DelProgram appends a request that deletes the filter that SetProgram has added with this handle.
 func (l Device) DelProgram(b *nl.Batch, handle uint32) {
-	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(Ingress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "bpf") })
 }
 

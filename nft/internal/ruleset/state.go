@@ -189,8 +189,7 @@ func decodeSet(b []byte) setType {
 
 // decodeRule returns the chain and the comment of a rule. Without a comment, it returns "".
 func decodeRule(b []byte) (chain, comment string) {
-	comment, _ = nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
-	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
+	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
 }
 
 // DecodeElements parses a message with elements of one set (NFT_MSG_NEWSETELEM). A listing may consist of several
@@ -198,12 +197,12 @@ func decodeRule(b []byte) (chain, comment string) {
 func DecodeElements(family uint8, b []byte) (list []Element) {
 	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
-		comment, _ := nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA))
 		list = append(list, Element{
-			Set: set, Comment: comment,
-			Key:  nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
-			End:  nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
-			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+			Set:     set,
+			Key:     nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			End:     nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
+			Data:    nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+			Comment: nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA)),
 		})
 	})
 

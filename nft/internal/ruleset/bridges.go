@@ -195,6 +195,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	// look up routes, and accept only packets that come in and go out by a bridge. They accept such a packet if its
 	// destination is behind its incoming link. They also accept it if the host has no route to its destination, or no
 	// route to its source by its incoming link.
+	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -205,7 +206,8 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		{"what such a bridge forwards, from where the host has no route by it",
 			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
-		list.begin(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
+		list.begin(route.text).isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge).
+			hasRoute(route.fib, route.exists).Return()
 	}
 
 	for _, c := range closed {
@@ -218,12 +220,6 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 
 		list.begin("the host is no router of " + f.name).is(f).Drop()
 	}
-}
-
-// betweenBridges matches packets that come in by a bridge and go out by a bridge, which may be the same one.
-func (x expressions) betweenBridges() expressions {
-	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
-	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
 }
 
 // NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. A hardware link has no kind.

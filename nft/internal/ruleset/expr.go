@@ -92,12 +92,6 @@ func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
 }
 
-// isNoReply matches packets that isReply does not match: those that open a connection, and those without a
-// connection.
-func (x expressions) isNoReply() expressions {
-	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates)
-}
-
 // replyStates are the bits of the conntrack states "established" and "related".
 const replyStates = established | 1<<2
 
@@ -106,10 +100,6 @@ const established = 1 << 1
 // isRedirected matches packets of connections whose destination was changed, by our rules or by another program's.
 func (x expressions) isRedirected() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
-}
-
-func (x expressions) isNotRedirected() expressions {
-	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT)
 }
 
 const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status

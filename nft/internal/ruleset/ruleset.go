@@ -313,7 +313,7 @@ func (list *rules) addForward(mark uint32) {
 		list.begin("except what opens a connection to a "+kind+" of others").
 			linkIn(in, OursSet).opens(kind).clearMark(mark)
 		list.begin("drop what firewalld would accept to a "+kind+" of others").
-			linkIn(in, TrustedSet).opens(kind).isNotRedirected().Drop()
+			linkIn(in, TrustedSet).opens(kind).hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT).Drop()
 	}
 
 	list.addFamilies("mark replies to pods", func(x expressions, f Family) {
@@ -332,10 +332,10 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// opens matches packets that isNoReply matches and that go out by a link of the given kind. The link is neither ours,
-// nor an uplink, nor one of own.
+// opens matches packets that isReply does not match, and that go out by a link of the given kind. These packets open a
+// connection, or have none. The link is neither ours, nor an uplink, nor one of own.
 func (x expressions) opens(kind string, own ...string) expressions {
-	x.isNoReply().isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
+	x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates).isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
 	for _, link := range own {
 		x.isNotMeta(expr.MetaKeyOIFNAME, nftnl.LinkKey(link, nil, 0))
 	}

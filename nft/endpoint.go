@@ -127,16 +127,13 @@ func (ep *Endpoint) hasMAC() bool { return len(ep.MAC) == ruleset.EtherLen && ep
 // elements returns the endpoint's elements in all sets, with the comment that names their owner. There is at least one,
 // so that a listing finds the endpoint.
 func (ep *Endpoint) elements() []ruleset.Element {
+	key := ruleset.NetworkKey(ep.Network)
+	list := make([]ruleset.Element, 0, max(2*len(ep.Addrs), 1))
 	if len(ep.Addrs) == 0 {
-		known := ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
-			Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)}
-		list := slices.Concat([]ruleset.Element{known}, ep.shareElements(), ep.guardElements())
-
-		return ruleset.WithComment(list, ep.comment())
+		list = append(list, ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
+			Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)})
 	}
 
-	key := ruleset.NetworkKey(ep.Network)
-	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))
 	for i, a := range ep.Addrs {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // a repeated address must not conflict with itself

@@ -184,14 +184,7 @@ func ExecuteGets(c *nl.Conn, b *nl.Batch, same ...error) error {
 		return nil
 	}
 
-	same = append(same, fs.ErrNotExist)
-	for i := range b.Len() {
-		err := b.Err(i)
-		if err != nil && !slices.ContainsFunc(same, func(s error) bool { return errors.Is(err, s) }) {
-			return err
-		}
-	}
-	return nil
+	return b.FirstErr(append(same, fs.ErrNotExist)...)
 }
 
 // IsMissing reports whether err means that the kernel has no nf_tables and could not load it.

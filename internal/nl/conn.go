@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/mdlayher/netlink"
@@ -105,10 +106,12 @@ func (b *Batch) Reset() {
 // Err returns the error of the i-th request, counted from 0, after Execute.
 func (b *Batch) Err(i int) error { return b.reqs[i].error() }
 
-// firstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it.
-func (b *Batch) firstErr() error {
+// FirstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it. It
+// skips errors that match one in the list ignored.
+func (b *Batch) FirstErr(ignored ...error) error {
 	for i := range b.reqs {
-		if err := b.reqs[i].error(); err != nil {
+		err := b.reqs[i].error()
+		if err != nil && !slices.ContainsFunc(ignored, func(one error) bool { return errors.Is(err, one) }) {
 			return err
 		}
 	}
@@ -228,7 +231,7 @@ func (c *Conn) buffer() []byte {
 // request could not be encoded, or sendmsg fails, the kernel processes none.
 func (c *Conn) Execute(b *Batch) error {
 
-	if err := b.firstErr(); err != nil {
+	if err := b.FirstErr(); err != nil {
 		return err
 	}
 
@@ -249,7 +252,7 @@ func (c *Conn) Execute(b *Batch) error {
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
 
-	return b.firstErr()
+	return b.FirstErr()
 }
 
 // Do calls Execute unless ctx is done. Once a batch is sent, the kernel's work on it cannot be interrupted.
@@ -335,7 +338,7 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 	}
 
 	// Set ErrNoAnswer only if no request failed. If a transaction fails, the kernel answers only the failed requests.
-	if lost == nil && b.firstErr() == nil {
+	if lost == nil && b.FirstErr() == nil {
 		b.unanswered(ErrNoAnswer)
 	}
 
@@ -417,7 +420,7 @@ func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error
 	var b Batch
 	m.Header.Flags |= netlink.Dump
 	b.append(request{op: op, want: object, err: err}, m)
-	if err := b.firstErr(); err != nil {
+	if err := b.FirstErr(); err != nil {
 		return err
 	}
 	l := listing(m.Header.Type)

@@ -308,27 +308,25 @@ const carrierPatience = 100 * time.Millisecond
 // socket's network namespace. The kernel then computes all checksums before the link sends. It also copies memory pages
 // that the sender could still change. Turning the offloads on again needs CAP_NET_ADMIN in that namespace.
 func (c *Conn) StopTxOffload(link string) error {
-	s, ok := c.t.(*socket)
-	if !ok {
-		return nil
-	}
-	for _, offload := range []uint32{unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG} {
-		if _, err := s.ethtool(link, offload, 0); err != nil {
-			return &tombolo.OpError{Op: "turn off offloads of link", Object: link, Err: err}
-		}
-	}
-	return nil
+	return c.setOffloads("turn off offloads of link", link, 0, unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG)
 }
 
 // StartGRO turns on GRO for a veth link in the socket's network namespace (ETHTOOL_SGRO). The link then joins TCP
 // segments that its peer sends one by one. The kernel then also verifies their checksums.
 func (c *Conn) StartGRO(link string) error {
+	return c.setOffloads("turn on GRO of link", link, 1, unix.ETHTOOL_SGRO)
+}
+
+// setOffloads sets offloads of a link by ethtool requests. A value of 1 turns them on, and 0 off.
+func (c *Conn) setOffloads(op, link string, value uint32, requests ...uint32) error {
 	s, ok := c.t.(*socket)
 	if !ok {
 		return nil
 	}
-	if _, err := s.ethtool(link, unix.ETHTOOL_SGRO, 1); err != nil {
-		return &tombolo.OpError{Op: "turn on GRO of link", Object: link, Err: err}
+	for _, request := range requests {
+		if _, err := s.ethtool(link, request, value); err != nil {
+			return &tombolo.OpError{Op: op, Object: link, Err: err}
+		}
 	}
 	return nil
 }

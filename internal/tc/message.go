@@ -244,17 +244,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 		return err
 	}
 
-	var errs []error
-	for i := range b.Len() {
-		// Ignore a missing answer and EINVAL too. They mean that the link was never up, so that its qdisc is only a
-		// placeholder.
-		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) &&
-			!errors.Is(err, unix.EINVAL) {
-			errs = append(errs, err)
-		}
-	}
-
-	return errors.Join(errs...)
+	// A missing answer and EINVAL mean that the link was never up, so that its qdisc is only a placeholder.
+	return b.FirstErr(fs.ErrNotExist, nl.ErrNoAnswer, unix.EINVAL)
 }
 
 // Filters lists the filters of a link at the given places, Ingress and Egress. own contains the filters with our

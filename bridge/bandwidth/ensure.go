@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"strings"
 
@@ -131,24 +130,18 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 
 // prepare checks the limits, fills in missing fields of t, and returns the effective limits.
 func (c *Conn) prepare(t *Target, s Shape) (Shape, error) {
-	invalid := func(err error) (Shape, error) {
+	err := t.validate()
+	if err == nil {
+		if err := c.findPort(t); err != nil {
+			return Shape{}, err
+		}
+		s, _, err = s.Effective(t.MTU)
+	}
+
+	if err != nil {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}
-
-	if err := t.validate(); err != nil {
-		return invalid(err)
-	}
-
-	if err := c.findPort(t); err != nil {
-		return Shape{}, err
-	}
-
-	want, _, err := s.Effective(t.MTU)
-	if err != nil {
-		return invalid(err)
-	}
-
-	return want, nil
+	return s, nil
 }
 
 // undo removes everything that a failed Ensure created. It uses a context of its own, because the caller's may be
@@ -308,15 +301,11 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	}
 
 	l, err := link.Find(ctx, c.nl, t.IFB, 0)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		errs = append(errs, err)
-	default:
-		errs = append(errs, c.removeIFB(ctx, &t, l))
+	if err == nil {
+		err = c.removeIFB(ctx, &t, l)
 	}
 
-	return errors.Join(errs...)
+	return errors.Join(append(errs, nl.PassAbsent(err))...)
 }
 
 // removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.

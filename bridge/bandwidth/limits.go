@@ -162,15 +162,11 @@ func sentIn(rate uint64, d time.Duration) uint64 {
 func (l Limit) bucket(mtu int) tc.Bucket {
 	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
 	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
-	if uint64(b.Burst) < segmented {
-		// Packets longer than the bucket are split into frames before they are queued. So no packet needs more room
-		// in the queue than the bucket has.
-		b.Limit = uint32(max(queue, uint64(b.Burst)))
-		return b
-	}
 
-	// The kernel queues a packet whole if it fits into the bucket, so the queue must have room for the longest packet.
-	b.Limit = uint32(min(max(queue, segmented), mostBytes))
+	// The kernel queues a packet whole if it fits into the bucket. It splits longer packets into frames before it queues
+	// them. So the queue needs room for the longest packet, but no more than the bucket has.
+	longest := min(uint64(b.Burst), segmented)
+	b.Limit = uint32(min(max(queue, longest), mostBytes))
 	return b
 }
 

@@ -236,37 +236,28 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 // 1500.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
-	ways, err := c.defaultRouteLinks(ctx)
 	mtu := 0
-	for _, l := range ways {
-		if l.Name != except && (mtu == 0 || l.MTU < mtu) {
-			mtu = l.MTU
-		}
-	}
-	return cmp.Or(mtu, ethernet), err
-}
-
-// defaultRouteLinks returns the links of the host's default routes, at most one for each family.
-func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		r, err := c.Routes().Get(ctx, routing.Outside(zero))
 		if route.NoRoute(err) || err == nil && r.Type != unix.RTN_UNICAST {
 			continue
 		}
 
-		if err != nil {
-			return nil, err
+		var l *Link
+		if err == nil {
+			l, err = c.LinkByIndex(ctx, r.Link)
 		}
 
-		l, err := c.LinkByIndex(ctx, r.Link)
-		if err == nil {
-			list = append(list, l)
-		} else if !errors.Is(err, fs.ErrNotExist) { // skip a link that has just been deleted
-			return nil, err
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // skip a link that has just been deleted
+		case err != nil:
+			return ethernet, err
+		case l.Name != except && (mtu == 0 || l.MTU < mtu):
+			mtu = l.MTU
 		}
 	}
 
-	return list, nil
+	return cmp.Or(mtu, ethernet), nil
 }
 
 // Uplinks returns the names of bridges and veth links that lead to the host's own network. Other such links lead to

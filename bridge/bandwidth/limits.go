@@ -163,8 +163,8 @@ func (l Limit) bucket(mtu int) tc.Bucket {
 	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
 	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
 
-	// The kernel queues a packet whole if it fits into the bucket. It splits longer packets into frames before it queues
-	// them. So the queue needs room for the longest packet, but no more than the bucket has.
+	// The kernel queues a packet whole if it fits into the bucket. It splits longer packets into frames before it
+	// queues them. So the queue needs room for the longest packet, but no more than the bucket has.
 	longest := min(uint64(b.Burst), segmented)
 	b.Limit = uint32(min(max(queue, longest), mostBytes))
 	return b

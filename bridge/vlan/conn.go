@@ -311,8 +311,8 @@ func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
 // link returns the existing link with l's name. If there is none, the error matches fs.ErrNotExist. If that link is not
-// in l's VLAN, the error matches fs.ErrExist. A veth link counts as in the VLAN. If l.ID is not valid, the error matches
-// tombolo.ErrInvalid.
+// in l's VLAN, the error matches fs.ErrExist. A veth link counts as in the VLAN. If l.ID is not valid, the error
+// matches tombolo.ErrInvalid.
 func (c *Conn) link(l *Link) (*link.Info, error) {
 	if err := check(Membership{ID: l.ID}); err != nil {
 		return nil, err

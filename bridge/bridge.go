@@ -364,12 +364,7 @@ func describeKind(l *Link) string {
 
 // Probe returns an error if the kernel does not support bridges or veth pairs. It creates no links.
 func (c *Conn) Probe() error {
-	for _, kind := range []string{"bridge", "veth"} {
-		if err := link.Probe(c.nl, kind); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(link.Probe(c.nl, "bridge"), link.Probe(c.nl, "veth"))
 }
 
 // ErrNoNetfilter is wrapped by errors about Bridge.NFCall if the kernel cannot pass bridged packets through the

@@ -197,8 +197,8 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 // with VLANs, or a new one with BeforeUp, is set up later: see setUp.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
-		Name: p.Name, Port: p.flags(fresh),
-		IPv4: hostEndIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
+		Name: p.Name, Port: p.flags(fresh), IPv4: []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}},
+		NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
 	}
 	if p.VLAN.IsZero() && (!fresh || p.BeforeUp == nil) {
 		r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
@@ -419,9 +419,6 @@ type raSysctl struct {
 // 255.255.255.255, as DHCP clients send, and some multicasts. With accept_ra 0, the kernel ignores router
 // advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
 // frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
-
-// hostEndIPv4 returns the IPv4 sysctls of the host's end of a veth pair. Netlink can set them.
-func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
 // hostEndIPv6 returns the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
 func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }

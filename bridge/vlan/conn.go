@@ -411,14 +411,6 @@ type Membership struct {
 // IsZero reports whether the membership contains no VLAN. It ignores KeepDefault.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
 
-// native returns the VLAN of untagged frames, or 0 for a zero Membership.
-func (m Membership) native() uint16 {
-	if m.ID == 0 && len(m.Trunk) > 0 {
-		return 1
-	}
-	return m.ID
-}
-
 // Check returns an error that matches tombolo.ErrInvalid if a VLAN ID is out of range, or if a range ends before it
 // begins.
 func (m Membership) Check() error {
@@ -478,8 +470,8 @@ type entries map[uint16]uint16
 // entries converts the membership to the kernel's form.
 func (m Membership) entries() entries {
 	list := taggedEntries(m.Trunk)
-	if native := m.native(); native != 0 {
-		list[native] = flagPVID | flagUntagged
+	if !m.IsZero() {
+		list[max(m.ID, 1)] = flagPVID | flagUntagged
 	}
 	return list
 }

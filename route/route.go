@@ -184,15 +184,12 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 // filter would drop the packet. If link is 0, an IPv4 src must be an address of this host. If src is invalid, the
 // kernel chooses a source.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
-	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen()),
+		SrcLength: uint8(src.BitLen())}}
 	if dst.Is4() {
 		// Ask for the table of the route. Without this flag, IPv4 reports table main for every route. IPv6 refuses
 		// the flag.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
-	}
-
-	if src.IsValid() {
-		q.SrcLength = uint8(src.BitLen())
 	}
 
 	q.more(func(ae *netlink.AttributeEncoder) {

@@ -119,7 +119,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 		}
 	}
 
-	fresh := have.isEmpty()
+	fresh := have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 	changed, err = c.install(ctx, &t, want, have)
 	if err != nil && fresh {
 		return false, c.undo(&t, err)
@@ -269,8 +269,7 @@ const ifbMTU = 1279
 // addIFB appends a request that creates an ifb, which stays down. The MAC is explicit, so that udev does not change
 // it later.
 func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
-	mtu := ifbMTU
-	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
+	link.Request{Name: name, MAC: mac, MTU: new(ifbMTU), Kind: "ifb"}.Create(b, "add link", name)
 }
 
 // setAlias appends a request that sets the alias of the named link. If alias is empty, it appends nothing. The request

@@ -332,11 +332,6 @@ func (c *Conn) look(ctx context.Context, t *Target) (_ *installation, err error)
 	return &have, err
 }
 
-// isEmpty reports whether the target has no ifb, and none of our qdiscs and filters.
-func (have *installation) isEmpty() bool {
-	return have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
-}
-
 // redirects reports whether exactly one filter sends all packets from the port to the ifb.
 func (have *installation) redirects() bool {
 	var n int

@@ -102,7 +102,7 @@ func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) 
 
 // count returns the number of flows in the network namespace. It reads a counter of the kernel, not the whole table.
 func (c *Conn) count() (count uint32, _ error) {
-	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
+	m, err := encode(messageStats, unix.AF_UNSPEC, func(*netlink.AttributeEncoder) {})
 	err = c.nl.Get(context.Background(), "count flows", nil, m, err, func(m netlink.Message) (err error) {
 		count, err = decodeStats(m.Data)
 		return err
@@ -221,9 +221,7 @@ func (f *Flow) String() string {
 func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	return nl.Encode(typ, 0, []byte{family, unix.NFNETLINK_V0, 0, 0}, func(ae *netlink.AttributeEncoder) {
 		ae.ByteOrder = binary.BigEndian
-		if fn != nil {
-			fn(ae)
-		}
+		fn(ae)
 	})
 }
 

@@ -147,25 +147,17 @@ func (s *socket) makeRoom(n int) error {
 func (s *socket) Receive(b []byte) (int, error) {
 	for {
 		n, port, err := receive(s.fd, b, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-
-		if errors.Is(err, unix.EAGAIN) {
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
 			return 0, ErrEmpty
-		}
-
-		if err != nil {
+		case err != nil:
 			return 0, err
-		}
-
-		if n > len(b) {
+		case n > len(b):
 			return 0, fmt.Errorf("%w: a datagram of %d bytes, where %d fit", ErrMalformed, n, len(b))
-		}
-
-		// Ignore messages from other processes, since any process in the network namespace can send to a netlink
-		// socket. Messages from the kernel have the port 0.
-		if port == 0 {
+		case port == 0:
+			// Ignore messages from other processes, since any process in the network namespace can send to a netlink
+			// socket. Messages from the kernel have the port 0.
 			s.debug.print("recv", b[:n])
 			return n, nil
 		}

@@ -63,20 +63,18 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return on(conn, cfg), nil
+	return On(conn, cfg), nil
 }
 
 // On returns a Conn that sends its requests through the open socket s, and whose Close closes s. It ignores
 // cfg.NetNS. If cfg is invalid, all methods except Probe, Socket and Close return an error. Tests use On to answer
 // in the kernel's place.
-func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
-
-func on(conn *nl.Conn, cfg *Config) *Conn {
+func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}
 	}
 	return &Conn{
-		tables: ruleset.Tables{Conn: conn,
+		tables: ruleset.Tables{Conn: nl.Of(s),
 			Name: ruleset.TableName(cmp.Or(cfg.Table, nftnl.DefaultTable))}, mark: cmp.Or(cfg.Mark, DefaultMark),
 		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
@@ -124,7 +122,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 		if err != nil {
 			return err
 		}
-		t := c.tables.Begin(&generation)
+		t := c.tables.Name.Begin(&generation)
 		if err := fill(t); err != nil {
 			return err
 		}

@@ -98,10 +98,7 @@ func (ep *Endpoint) note(el *ruleset.Element) {
 		return
 	}
 
-	if bridge != "" {
-		ep.Bridge = bridge
-	}
-
+	ep.Bridge = cmp.Or(bridge, ep.Bridge)
 	if mac != nil {
 		ep.MAC = mac
 	}

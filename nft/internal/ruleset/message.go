@@ -65,9 +65,7 @@ type Transaction struct {
 
 // Begin starts a transaction. If generation is not nil, the kernel refuses the transaction (ERESTART) if anything in
 // the namespace's nf_tables has changed since that generation. See nftnl.VisibleGeneration.
-func (t Tables) Begin(generation *uint32) *Transaction { return t.Name.begin(generation) }
-
-func (name TableName) begin(generation *uint32) *Transaction {
+func (name TableName) Begin(generation *uint32) *Transaction {
 	return &Transaction{nftnl.Begin(generation), generation, name}
 }
 

@@ -243,25 +243,19 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 // Sets returns the sets that the network's rules and endpoints need.
 func (rs *Ruleset) Sets() []Set {
 	list := slices.Concat(podSets(), portSets(), BridgeSets())
-	if rs.of.Masquerade {
-		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)),
-			masqueradeSet(MasqueradeSet(false, rs.network)))
-	}
-
+	masquerade := func(f Family) Set { return masqueradeSet(MasqueradeSet(f.Is4(), rs.network)) }
 	for _, part := range [...]struct {
 		isNeeded bool
 		sets     func() []Set
 	}{
+		{rs.of.Masquerade, func() []Set { return setsOfBoth(masquerade) }},
 		{rs.of.PortSNAT, portSNATSets}, {rs.of.Internal, internalSets}, {rs.of.Egress != nil, egressSets},
 		{rs.of.PodEgress, podEgressSets}, {rs.of.Guard, guardSets},
+		{rs.of.Share != nil, func() []Set { return []Set{shareSet(ShareSet(rs.of.Bridge))} }},
 	} {
 		if part.isNeeded {
 			list = append(list, part.sets()...)
 		}
-	}
-
-	if rs.of.Share != nil {
-		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
 	}
 
 	return list
@@ -473,11 +467,7 @@ const (
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {
-		sum.Write([]byte{at.Family})
-		sum.Write([]byte(at.Name))
-		sum.Write([]byte{0})
-		sum.Write([]byte(text))
-		sum.Write([]byte{0})
+		sum.Write(slices.Concat([]byte{at.Family}, []byte(at.Name), []byte{0}, []byte(text), []byte{0}))
 	}
 
 	write(Place{rulesVersion, rs.network}, rs.of.BridgeComment())

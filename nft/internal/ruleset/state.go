@@ -63,17 +63,6 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// getBridge appends requests for the network's own elements in the sets of bridges. The answers are stored in
-// st.bridges.
-func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
-	for _, want := range rs.Bridge {
-		st.table.getElement(b, want, func(data []byte) error {
-			st.bridges = append(st.bridges, DecodeElements(want.Set.Family, data)...)
-			return nil
-		})
-	}
-}
-
 // bridgeChanges compares the sets of bridges with the ruleset. add lists missing elements. del lists elements of the
 // network that must not exist or that have a wrong comment.
 func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
@@ -122,7 +111,13 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st := newState(rs)
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	st.getBridge(&b, rs)
+	for _, want := range rs.Bridge {
+		st.table.getElement(&b, want, func(data []byte) error {
+			st.bridges = append(st.bridges, DecodeElements(want.Set.Family, data)...)
+			return nil
+		})
+	}
+
 	st.getSentinels(&b, rs.Sets())
 	return st, nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL) // ignore EINVAL: a set has keys of another length
 }
@@ -341,7 +336,7 @@ func Plan(want *Ruleset, have *State) (p Changes) {
 // Transaction returns a transaction that makes the changes. have is the state that Plan was called with. sentinels
 // selects whether new sets get a sentinel.
 func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
-	t := have.table.begin(&have.Generation)
+	t := have.table.Begin(&have.Generation)
 	for _, family := range p.tables {
 		t.newTable(family)
 	}

@@ -467,7 +467,11 @@ const (
 func (rs *Ruleset) Sum() uint64 {
 	sum := fnv.New64a()
 	write := func(at Place, text string) {
-		sum.Write(slices.Concat([]byte{at.Family}, []byte(at.Name), []byte{0}, []byte(text), []byte{0}))
+		sum.Write([]byte{at.Family})
+		sum.Write([]byte(at.Name))
+		sum.Write([]byte{0})
+		sum.Write([]byte(text))
+		sum.Write([]byte{0})
 	}
 
 	write(Place{rulesVersion, rs.network}, rs.of.BridgeComment())

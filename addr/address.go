@@ -3,6 +3,7 @@ package addr
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"strconv"
@@ -244,19 +245,14 @@ func seconds(d, limit *time.Duration) uint32 {
 		return infiniteLifetime
 	}
 
-	s := *d / time.Second
-	if *d%time.Second > 0 {
-		s++
-	}
-	return uint32(min(max(s, 0), infiniteLifetime))
+	return uint32(min(max(math.Ceil(d.Seconds()), 0), infiniteLifetime))
 }
 
 func lifetime(s uint32) *time.Duration {
 	if s == infiniteLifetime {
 		return nil
 	}
-	d := time.Duration(s) * time.Second
-	return &d
+	return new(time.Duration(s) * time.Second)
 }
 
 // decode parses the data of an RTM_NEWADDR or RTM_DELADDR.

@@ -110,10 +110,20 @@ func (c *Conn) walk(ctx context.Context, f Filter, begin func(), each func(Addre
 	})
 }
 
-// first returns the first IPv4 address of a link that the function matches accepts, or nil if there is none.
-func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool) (*Address, error) {
+// first returns the first address that the function matches accepts, or nil if there is none. For IPv6, it requests
+// only the address a. The kernel has no request for a single IPv4 address, so for IPv4 it lists the addresses of a's
+// link.
+func (c *Conn) first(ctx context.Context, a *Address, matches func(*Address) bool) (*Address, error) {
+	if !a.is4() {
+		have, err := c.get(ctx, a)
+		if err != nil || !matches(&have) {
+			return nil, nl.PassAbsent(err)
+		}
+		return &have, nil
+	}
+
 	var found *Address
-	err := c.walk(ctx, Filter{Link: link, Family: unix.AF_INET}, func() {}, func(have Address) error {
+	err := c.walk(ctx, Filter{Link: a.Link, Family: unix.AF_INET}, func() {}, func(have Address) error {
 		if !matches(&have) {
 			return nil
 		}
@@ -129,30 +139,16 @@ func (c *Conn) first(ctx context.Context, link int, matches func(*Address) bool)
 // Has reports whether the link a.Link has the address a.Prefix. It also compares the Peer if a has one. For IPv6, Has
 // requests only that address. IPv4 has no such request, so Has lists the link's addresses.
 func (c *Conn) Has(ctx context.Context, a Address) (bool, error) {
-	same := func(have *Address) bool {
+	have, err := c.first(ctx, &a, func(have *Address) bool {
 		return have.Link == a.Link && have.Prefix == a.Prefix && (!a.Peer.IsValid() || have.peer() == a.Peer)
-	}
-	if a.is4() {
-		have, err := c.first(ctx, a.Link, same)
-		return have != nil, err
-	}
-
-	have, err := c.get(ctx, &a)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil && same(&have), err
+	})
+	return have != nil, err
 }
 
 // find returns the address that the kernel considers equal to a. If there is none, the error matches fs.ErrNotExist.
 func (c *Conn) find(ctx context.Context, a *Address) (Address, error) {
-	if !a.is4() {
-		return c.get(ctx, a)
-	}
-
-	// The kernel has no request for a single IPv4 address, so search the list of the link's addresses.
-	have, err := c.first(ctx, a.Link, func(have *Address) bool {
-		return have.Prefix == a.Prefix && have.network() == a.network()
+	have, err := c.first(ctx, a, func(have *Address) bool {
+		return !a.is4() || have.Prefix == a.Prefix && have.network() == a.network()
 	})
 	if have != nil {
 		return *have, nil

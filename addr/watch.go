@@ -93,19 +93,19 @@ func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pendin
 	var list []Address
 	look := func(last Address) error {
 		a, err := conn.lookUp(ctx, last)
-		list = append(list, a)
+		if err == nil {
+			list = append(list, a)
+		}
 		return err
 	}
 	quiet, cancel := context.WithTimeout(ctx, askAfter)
 	defer cancel()
 	messages, err := w.nl.Next(quiet)
-	if err != nil && quiet.Err() != nil && ctx.Err() == nil {
-		return conn.existingAddresses(ctx, link, pending)
-	}
-
-	if errors.Is(err, unix.ENOBUFS) {
+	isLost, isQuiet := errors.Is(err, unix.ENOBUFS), err != nil && quiet.Err() != nil && ctx.Err() == nil
+	if isLost || isQuiet {
 		for _, a := range pending {
-			if err := look(Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link}); err != nil {
+			err := look(Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
+			if err != nil && (isLost || !errors.Is(err, fs.ErrNotExist)) {
 				return nil, err
 			}
 		}
@@ -133,22 +133,6 @@ func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pendin
 			if err := look(a); err != nil {
 				return nil, err
 			}
-		}
-	}
-
-	return list, nil
-}
-
-// existingAddresses returns those addresses of the list addrs that the link has, usable or not, in their current state.
-func (c *Conn) existingAddresses(ctx context.Context, link int, addrs []netip.Addr) ([]Address, error) {
-	var list []Address
-	for _, a := range addrs {
-		have, err := c.get(ctx, &Address{Prefix: netip.PrefixFrom(a, a.BitLen()), Link: link})
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		if err == nil {
-			list = append(list, have)
 		}
 	}
 

@@ -145,8 +145,7 @@ func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 func (c *Conn) explain(p *Port, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrExist):
-		if _, lookErr := c.Link(context.WithoutCancel(context.Background()), p.Name); errors.Is(lookErr,
-			fs.ErrNotExist) {
+		if _, lookErr := c.Link(context.Background(), p.Name); errors.Is(lookErr, fs.ErrNotExist) {
 			return &tombolo.OpError{Op: "add link", Object: p.Peer, Err: ErrPeerExists}
 		}
 	case errors.Is(err, unix.EXFULL):

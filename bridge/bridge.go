@@ -125,18 +125,22 @@ func (c *Conn) explainVLANs(ctx context.Context, br *Bridge, err error) error {
 }
 
 func (br *Bridge) validate() error {
-	if err := checkName(br.Name); err != nil {
-		return err
-	}
-	if len(br.Alias) > aliasMax || strings.ContainsRune(br.Alias, 0) {
+	switch {
+	case len(br.Alias) > aliasMax || strings.ContainsRune(br.Alias, 0):
 		return fmt.Errorf("%w: alias %q: want at most %d bytes and no NUL", tombolo.ErrInvalid, br.Alias, aliasMax)
-	}
-	if br.MTU != 0 && (br.MTU < leastMTU || br.MTU > mostMTU) {
+	case br.MTU != 0 && (br.MTU < leastMTU || br.MTU > mostMTU):
 		return fmt.Errorf("%w: an MTU of %d, where %d to %d are possible: %w", tombolo.ErrInvalid, br.MTU, leastMTU,
 			mostMTU, unix.EINVAL)
 	}
-	if br.MAC != nil && (len(br.MAC) != 6 || br.MAC[0]&1 != 0) {
-		return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, br.MAC)
+	return cmp.Or(checkName(br.Name), checkMACs(br.MAC))
+}
+
+// checkMACs returns an error if a MAC is not a unicast MAC. It permits nil.
+func checkMACs(list ...net.HardwareAddr) error {
+	for _, mac := range list {
+		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
+			return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, mac)
+		}
 	}
 	return nil
 }
@@ -182,24 +186,20 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 // the bridge from unfinishedGroup. finish must run while the bridge is still down. Several callers may run it at the
 // same time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
-	noIPv6 := br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))
-	err := c.setNew(ctx, br, index, noIPv6)
-	if noIPv6 && errors.Is(err, unix.EAFNOSUPPORT) {
-		err = c.setNew(ctx, br, index, false) // the kernel has no IPv6
-	}
-	return err
-}
-
-// setNew sets the alias, turns link-local addresses off if noIPv6 is set, and removes the bridge from unfinishedGroup.
-// It identifies the bridge by index, not by name. If no link had the name, the kernel would apply a request with a
-// group to all links of that group.
-func (c *Conn) setNew(ctx context.Context, br *Bridge, index int, noIPv6 bool) error {
-	r := link.Request{Index: index, Group: new(uint32(0)), NoLinkLocal: noIPv6}
+	// Identify the bridge by index, not by name. If no link had the name, the kernel would apply a request with a group
+	// to all links of that group.
+	r := link.Request{Index: index, Group: new(uint32(0)),
+		NoLinkLocal: br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))}
 	if br.Alias != "" {
 		r.Alias = &br.Alias
 	}
 
-	return r.Apply(ctx, c.nl, "set bridge", br.Name)
+	err := r.Apply(ctx, c.nl, "set bridge", br.Name)
+	if r.NoLinkLocal && errors.Is(err, unix.EAFNOSUPPORT) {
+		r.NoLinkLocal = false // the kernel has no IPv6
+		err = r.Apply(ctx, c.nl, "set bridge", br.Name)
+	}
+	return err
 }
 
 func (br *Bridge) newMTU() int {
@@ -364,12 +364,7 @@ func describeKind(l *Link) string {
 
 // Probe returns an error if the kernel does not support bridges or veth pairs. It creates no links.
 func (c *Conn) Probe() error {
-	for _, kind := range []string{"bridge", "veth"} {
-		if err := link.Probe(c.nl, kind); err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(link.Probe(c.nl, "bridge"), link.Probe(c.nl, "veth"))
 }
 
 // ErrNoNetfilter is wrapped by errors about Bridge.NFCall if the kernel cannot pass bridged packets through the

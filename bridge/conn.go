@@ -137,10 +137,7 @@ func (c *Conn) Detach(ctx context.Context, name, owner string, also ...string) e
 	var errs []error
 	var ours []*Link
 	for _, name := range append([]string{name}, also...) {
-		l, err := c.ownedLink(ctx, name)
-		if err == nil {
-			err = l.checkOwner("delete link", owner)
-		}
+		l, err := c.ownedLink(ctx, "delete link", name, owner)
 		switch {
 		case err == nil:
 			ours = append(ours, l)
@@ -181,11 +178,7 @@ func (c *Conn) SetAlias(ctx context.Context, name, owner, alias string) error {
 // needed. If the link's alias does not begin with owner, the error matches ErrForeign. It is no error if the link does
 // not exist.
 func (c *Conn) change(ctx context.Context, op, name, owner string, ask func(*Link, *link.Request) bool) error {
-	l, err := c.ownedLink(ctx, name)
-	if err == nil {
-		err = l.checkOwner(op, owner)
-	}
-
+	l, err := c.ownedLink(ctx, op, name, owner)
 	if r := (link.Request{}); err == nil && ask(l, &r) {
 		r.Index = l.Index
 		err = r.Apply(ctx, c.nl, op, name)
@@ -232,18 +225,15 @@ func delTogether(b *nl.Batch, list []*Link) {
 	link.Request{Group: &group}.Delete(b, list[0].Name)
 }
 
-// ownedLink returns a link with only the attributes that checkOwner needs.
-func (c *Conn) ownedLink(ctx context.Context, name string) (*Link, error) {
-	return c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
-}
-
-// checkOwner returns an error that matches ErrForeign if the link's alias does not begin with owner.
-func (l *Link) checkOwner(op, owner string) error {
-	if strings.HasPrefix(l.Alias, owner) {
-		return nil
+// ownedLink returns the index, the name and the alias of a link. If the alias does not begin with owner, the error
+// matches ErrForeign.
+func (c *Conn) ownedLink(ctx context.Context, op, name, owner string) (*Link, error) {
+	l, err := c.link(ctx, name, 0, unix.IFLA_IFNAME, unix.IFLA_IFALIAS)
+	if err == nil && !strings.HasPrefix(l.Alias, owner) {
+		err = &tombolo.OpError{Op: op, Object: l.Name,
+			Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
 	}
-	return &tombolo.OpError{Op: op, Object: l.Name,
-		Err: fmt.Errorf("%w: its alias is %q, where %q is expected", ErrForeign, l.Alias, owner)}
+	return l, err
 }
 
 // Autoconf selects the settings that a pod accepts from router advertisements. The pod takes addresses (RFC 4862). They

@@ -221,12 +221,12 @@ func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 		return err
 	}
 
-	existing, err := c.fdbEntry(ctx, p, index)
+	_, isStatic, err := c.fdbEntry(ctx, p, index)
 	switch {
 	case errors.Is(err, fs.ErrNotExist): // the entry has just expired; add it below
 	case err != nil:
 		return err
-	case existing.isStatic():
+	case isStatic:
 		return nil
 	}
 
@@ -240,30 +240,21 @@ func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netli
 
 func (p *Port) fdbName() nl.Name { return nl.Name(p.PeerMAC.String() + " of " + p.Name) }
 
-// fdbEntry is an entry of the bridge's forwarding database.
-type fdbEntry struct {
-	port  int // index of a port, or of the bridge itself
-	state uint16
-}
-
-// isStatic reports whether the entry never expires.
-func (f fdbEntry) isStatic() bool { return f.state&(nudNoARP|nudPermanent) != 0 }
-
-// fdbEntry returns the entry for the pod's MAC in the forwarding database of the port's bridge. If there is none, the
-// error matches fs.ErrNotExist.
-func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (fdbEntry, error) {
-	var f fdbEntry
+// fdbEntry looks up the pod's MAC in the forwarding database of the port's bridge. at is the index of a port, or of the
+// bridge itself. isStatic reports whether the entry never expires. If there is no entry, the error matches
+// fs.ErrNotExist.
+func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (at int, isStatic bool, _ error) {
 	ask, err := p.fdbMessage(unix.RTM_GETNEIGH, 0, index, 0, 0)
 	err = c.nl.Get(ctx, "get FDB entry", p.fdbName(), ask, err, func(m netlink.Message) error {
 		if len(m.Data) < unix.SizeofNdMsg {
 			return fmt.Errorf("%w: an FDB entry of %d bytes", nl.ErrMalformed, len(m.Data))
 		}
-		f.port = int(binary.NativeEndian.Uint32(m.Data[4:]))
-		f.state = binary.NativeEndian.Uint16(m.Data[8:])
+		at = int(binary.NativeEndian.Uint32(m.Data[4:]))
+		isStatic = binary.NativeEndian.Uint16(m.Data[8:])&(nudNoARP|nudPermanent) != 0
 		return nil
 	})
 
-	return f, err
+	return at, isStatic, err
 }
 
 // lacksStaticFDB reports whether p.StaticFDB is set but the bridge has no static entry for the pod's MAC at the port.
@@ -272,11 +263,11 @@ func (c *Conn) lacksStaticFDB(ctx context.Context, p *Port, index int) (bool, er
 	if !p.StaticFDB || len(p.PeerMAC) != 6 {
 		return false, nil
 	}
-	f, err := c.fdbEntry(ctx, p, index)
+	at, isStatic, err := c.fdbEntry(ctx, p, index)
 	if errors.Is(err, fs.ErrNotExist) {
 		return true, nil
 	}
-	return err == nil && (!f.isStatic() || f.port != index), err
+	return err == nil && (!isStatic || at != index), err
 }
 
 // Check compares the host's end of a pod's veth pair with port, and returns the differences. The MAC, MTU, alias, VLANs
@@ -330,7 +321,7 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	object := "port " + p.Name
 	list.Up(object, l.Up)
 	list.Number(object, "MTU", cmp.Or(p.MTU, l.MTU), l.MTU)
-	list.Add(object, "MAC", orString(p.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "MAC", cmp.Or(p.MAC.String(), l.MAC.String()), l.MAC.String())
 	list.Add(object, "alias", strconv.Quote(cmp.Or(p.Alias, l.Alias)), strconv.Quote(l.Alias))
 	switch have := l.Port; {
 	case br.Index == 0:
@@ -354,14 +345,6 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 	return list
 }
 
-// orString returns mac as text, or other as text if mac is nil.
-func orString(mac, other net.HardwareAddr) string {
-	if mac == nil {
-		mac = other
-	}
-	return mac.String()
-}
-
 // Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set in
 // br are not compared. Alias and NoIPv6 are not compared either, since they apply only to a new bridge.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
@@ -378,7 +361,7 @@ func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 
 	list.Up(object, l.Up)
 	list.Number(object, "MTU", cmp.Or(br.MTU, l.MTU), l.MTU)
-	list.Add(object, "MAC", orString(br.MAC, l.MAC), l.MAC.String())
+	list.Add(object, "MAC", cmp.Or(br.MAC.String(), l.MAC.String()), l.MAC.String())
 	if br.Promiscuous != nil {
 		list.Flag(object, "promiscuous mode", *br.Promiscuous, l.Promiscuous)
 	}

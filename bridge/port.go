@@ -129,14 +129,11 @@ type Neighbour struct {
 	MAC  net.HardwareAddr
 }
 
-// hasIPv6 reports whether Addresses contains an IPv6 address.
-func (p *Port) hasIPv6() bool {
-	return slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
-}
-
 // usesIPv6 reports whether the pod gets IPv6 addresses now or later. In both cases, the pod also needs a link-local
 // address.
-func (p *Port) usesIPv6() bool { return p.hasIPv6() || p.Autoconf != nil }
+func (p *Port) usesIPv6() bool {
+	return p.Autoconf != nil || slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return a.Addr().Is6() })
+}
 
 func (p *Port) validate() error {
 	if err := checkName(p.Name); err != nil {
@@ -147,33 +144,18 @@ func (p *Port) validate() error {
 		return fmt.Errorf("name of interface: %w", err)
 	}
 
-	if len(p.Alias) > aliasMax {
+	switch {
+	case len(p.Alias) > aliasMax:
 		return fmt.Errorf("%w: an alias of %d bytes, where %d is the most", tombolo.ErrInvalid, len(p.Alias), aliasMax)
-	}
-
-	for _, mac := range []net.HardwareAddr{p.MAC, p.PeerMAC} {
-		if mac != nil && (len(mac) != 6 || mac[0]&1 != 0) {
-			return fmt.Errorf("%w: %s is not a unicast MAC", tombolo.ErrInvalid, mac)
-		}
-	}
-
-	if p.LeaveIPv6 && p.usesIPv6() {
+	case p.LeaveIPv6 && p.usesIPv6():
 		return fmt.Errorf("%w: LeaveIPv6 with IPv6 addresses or Autoconf", tombolo.ErrInvalid)
-	}
-
-	if p.Down && (len(p.Addresses)+len(p.Routes)+len(p.Neighbours) > 0 || p.Autoconf != nil) {
+	case p.Down && (len(p.Addresses)+len(p.Routes)+len(p.Neighbours) > 0 || p.Autoconf != nil):
 		return fmt.Errorf("%w: an interface that stays down can have no addresses, routes and neighbours",
 			tombolo.ErrInvalid)
-	}
-
-	if p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU) {
+	case p.Autoconf != nil && p.MTU != 0 && !hasIPv6(p.MTU):
 		return fmt.Errorf("%w: an MTU of %d, where IPv6 needs %d", tombolo.ErrInvalid, p.MTU, ipv6MinMTU)
-	}
-
-	for _, a := range p.Addresses {
-		if !a.IsValid() {
-			return fmt.Errorf("%w: an address is not valid", tombolo.ErrInvalid)
-		}
+	case slices.ContainsFunc(p.Addresses, func(a netip.Prefix) bool { return !a.IsValid() }):
+		return fmt.Errorf("%w: an address is not valid", tombolo.ErrInvalid)
 	}
 
 	for _, n := range p.Neighbours {
@@ -182,7 +164,7 @@ func (p *Port) validate() error {
 		}
 	}
 
-	return p.VLAN.Check()
+	return cmp.Or(checkMACs(p.MAC, p.PeerMAC), p.VLAN.Check())
 }
 
 // checkName returns an error if name is not a valid name of a link (ident.IsLinkName).
@@ -215,8 +197,8 @@ func (p *Port) create(b *nl.Batch, bridge, podNS int) {
 // with VLANs, or a new one with BeforeUp, is set up later: see setUp.
 func (p *Port) configure(b *nl.Batch, fresh bool) {
 	r := link.Request{
-		Name: p.Name, Port: p.flags(fresh),
-		IPv4: hostEndIPv4(), NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
+		Name: p.Name, Port: p.flags(fresh), IPv4: []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}},
+		NoLinkLocal: !p.noIPv6 && (p.MTU == 0 || hasIPv6(p.MTU)),
 	}
 	if p.VLAN.IsZero() && (!fresh || p.BeforeUp == nil) {
 		r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
@@ -283,8 +265,12 @@ func (p *Port) podLinkUp(b *nl.Batch, index int) {
 
 	// With addrgenmode none, the kernel makes no link-local address when the link comes up. So it sends no messages
 	// for duplicate detection, multicast reports or router solicitations, which the bridge would flood to every port.
-	link.Request{Index: index, IPv4: p.ipv4Conf(), NoLinkLocal: !p.noIPv6 && !p.LeaveIPv6 && hasIPv6(p.MTU)}.Set(b,
-		"set link", p.Peer)
+	set := link.Request{Index: index, NoLinkLocal: !p.noIPv6 && !p.LeaveIPv6 && hasIPv6(p.MTU)}
+	if p.Announce {
+		set.IPv4 = []link.Parameter{{ID: ipv4ConfARPNotify, Value: 1}}
+	}
+
+	set.Set(b, "set link", p.Peer)
 	if p.Down {
 		return
 	}
@@ -338,14 +324,6 @@ func (p *Port) announce(b *nl.Batch, index int) {
 }
 
 const loopbackIndex = 1 // the loopback link's index in every namespace, include/net/flow.h
-
-// ipv4Conf returns the IPv4 sysctls to set on the pod's interface.
-func (p *Port) ipv4Conf() []link.Parameter {
-	if p.Announce {
-		return []link.Parameter{{ID: ipv4ConfARPNotify, Value: 1}}
-	}
-	return nil
-}
 
 // podAddresses returns Addresses and, if the pod uses IPv6, a link-local address. If the kernel made the link-local
 // address itself, it would run duplicate address detection for it.
@@ -441,9 +419,6 @@ type raSysctl struct {
 // 255.255.255.255, as DHCP clients send, and some multicasts. With accept_ra 0, the kernel ignores router
 // advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
 // frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
-
-// hostEndIPv4 returns the IPv4 sysctls of the host's end of a veth pair. Netlink can set them.
-func hostEndIPv4() []link.Parameter { return []link.Parameter{{ID: ipv4ConfRPFilter, Value: 1}} }
 
 // hostEndIPv6 returns the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
 func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }

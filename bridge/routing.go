@@ -59,8 +59,6 @@ type hostParameter struct {
 	before      func() error // called before the value is written; may be nil
 }
 
-func (p *hostParameter) isMet(have string) bool { return have == p.value || p.isSwitch && have != "0" }
-
 // forwarding names the sysctls that control forwarding of one address family.
 type forwarding struct {
 	family, all string // the family's directory below /proc/sys/net, and the path of the parameter for all links
@@ -144,44 +142,43 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 //
 // It writes only values that differ, in the Conn's network namespace.
 func (c *Conn) EnsureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
-	err := c.nl.Within(func() (err error) {
-		changed, err = c.ensureRouting(ctx, r)
+	err := c.forUnmet(ctx, r, func(p hostParameter, _ string) error {
+		if p.before != nil {
+			if err := p.before(); err != nil {
+				return err
+			}
+		}
+
+		err := sysctl.Write(p.path, p.value)
+		changed = changed || err == nil
 		return err
 	})
 
 	return changed, err
 }
 
-func (c *Conn) ensureRouting(ctx context.Context, r Routing) (changed bool, _ error) {
-	list, err := r.parameters()
-	if err != nil {
-		return false, err
-	}
+// forUnmet calls the function do for each sysctl that differs from r, with the present value. It works in the Conn's
+// network namespace, and stops at the first error.
+func (c *Conn) forUnmet(ctx context.Context, r Routing, do func(p hostParameter, have string) error) error {
+	return c.nl.Within(func() error {
+		list, err := r.parameters()
+		for _, p := range list {
+			have, err := sysctl.Read(p.path)
+			if err != nil {
+				return c.withRealName(ctx, r, err)
+			}
 
-	for _, p := range list {
-		have, err := sysctl.Read(p.path)
-		if err != nil {
-			return changed, c.withRealName(ctx, r, err)
-		}
+			if have == p.value || p.isSwitch && have != "0" {
+				continue
+			}
 
-		if p.isMet(have) {
-			continue
-		}
-
-		if p.before != nil {
-			if err := p.before(); err != nil {
-				return changed, err
+			if err := do(p, have); err != nil {
+				return err
 			}
 		}
 
-		if err := sysctl.Write(p.path, p.value); err != nil {
-			return changed, err
-		}
-
-		changed = true
-	}
-
-	return changed, nil
+		return err
+	})
 }
 
 // withRealName returns err. But if r names a link by an alternative name, for which there are no sysctls, it returns an
@@ -202,20 +199,9 @@ func (c *Conn) withRealName(ctx context.Context, r Routing, err error) error {
 // without forwarding is no difference, since its owner may have chosen this. Exceptions are r.Input and loopback.
 func (c *Conn) CheckRouting(ctx context.Context, r Routing) ([]tombolo.Difference, error) {
 	var list diff.List
-	err := c.nl.Within(func() error {
-		parameters, err := r.parameters()
-		for _, p := range parameters {
-			have, err := sysctl.Read(p.path)
-			if err != nil {
-				return c.withRealName(ctx, r, err)
-			}
-
-			if !p.isMet(have) {
-				list.Add("kernel parameters", p.path, p.value, have)
-			}
-		}
-
-		return err
+	err := c.forUnmet(ctx, r, func(p hostParameter, have string) error {
+		list.Add("kernel parameters", p.path, p.value, have)
+		return nil
 	})
 
 	return list, err
@@ -250,37 +236,28 @@ func (c *Conn) Forwards(ctx context.Context) (pods, router Routing, _ error) {
 // 1500.
 func (c *Conn) DefaultMTU(ctx context.Context, except string) (int, error) {
 	const ethernet = 1500
-	ways, err := c.defaultRouteLinks(ctx)
 	mtu := 0
-	for _, l := range ways {
-		if l.Name != except && (mtu == 0 || l.MTU < mtu) {
-			mtu = l.MTU
-		}
-	}
-	return cmp.Or(mtu, ethernet), err
-}
-
-// defaultRouteLinks returns the links of the host's default routes, at most one for each family.
-func (c *Conn) defaultRouteLinks(ctx context.Context) (list []*Link, _ error) {
 	for _, zero := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		r, err := c.Routes().Get(ctx, routing.Outside(zero))
 		if route.NoRoute(err) || err == nil && r.Type != unix.RTN_UNICAST {
 			continue
 		}
 
-		if err != nil {
-			return nil, err
+		var l *Link
+		if err == nil {
+			l, err = c.LinkByIndex(ctx, r.Link)
 		}
 
-		l, err := c.LinkByIndex(ctx, r.Link)
-		if err == nil {
-			list = append(list, l)
-		} else if !errors.Is(err, fs.ErrNotExist) { // skip a link that has just been deleted
-			return nil, err
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // skip a link that has just been deleted
+		case err != nil:
+			return ethernet, err
+		case l.Name != except && (mtu == 0 || l.MTU < mtu):
+			mtu = l.MTU
 		}
 	}
 
-	return list, nil
+	return cmp.Or(mtu, ethernet), nil
 }
 
 // Uplinks returns the names of bridges and veth links that lead to the host's own network. Other such links lead to

@@ -215,25 +215,18 @@ func (ns *NS) Enter() (leave func() error, _ error) {
 // andReturn runs a function that may change its thread's namespace. Afterwards it moves the thread back, even if the
 // function panics. It runs the function on the caller's thread, because another thread would cost the CNI plugin a
 // tenth of its time.
-func andReturn(fn func() error) error {
+func andReturn(fn func() error) (err error) {
 	home, err := lockHome()
 	if err != nil {
 		return err
 	}
 
-	returned := false
 	defer func() {
-		if !returned {
-			goHome(home)
+		if stranded := goHome(home); stranded != nil {
+			err = errors.Join(err, stranded)
 		}
 	}()
-	err = fn()
-	returned = true
-	if stranded := goHome(home); stranded != nil {
-		return errors.Join(err, stranded)
-	}
-
-	return err
+	return fn()
 }
 
 // lockHome locks the goroutine to its thread. It returns a file descriptor of the thread's current namespace for

@@ -48,7 +48,7 @@ func (c *Conn) Add(ctx context.Context, ep Endpoint) error {
 
 		err = fs.ErrExist
 		if len(excluding) == 0 {
-			t := c.tables.Begin(generation)
+			t := c.tables.Name.Begin(generation)
 			for _, el := range elements {
 				t.NewElement(el)
 			}

@@ -199,7 +199,7 @@ func TestMessagesAreAsRecorded(t *testing.T) {
 			t.Parallel()
 			kernel := &fakeKernel{elements: tc.have}
 			rec := nltest.Record(nltest.NewFake(kernel.answer))
-			c := on(nl.New(rec), nil)
+			c := On(nl.New(rec), nil)
 			must.Succeed(t, tc.do(c))
 			var out bytes.Buffer
 			var n int
@@ -226,7 +226,7 @@ func TestThousandthPodCostsWhatTheFirstDid(t *testing.T) {
 	transport, err := nl.Open(unix.NETLINK_NETFILTER, ns)
 	must.Succeed(t, err)
 	rec := nltest.Record(transport)
-	recorded := on(nl.New(rec), nil)
+	recorded := On(nl.New(rec), nil)
 	defer recorded.Close()
 	traffic := func(ep Endpoint) [2][]int {
 		t.Helper()

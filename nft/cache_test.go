@@ -26,7 +26,7 @@ func newCached(t *testing.T, ns *netns.NS, text string) *cached {
 	t.Helper()
 	transport := must.Of(nl.Open(unix.NETLINK_NETFILTER, ns)).Get(t)
 	rec := nltest.Record(transport)
-	c := &cached{on(nl.New(rec), nil), rec}
+	c := &cached{On(nl.New(rec), nil), rec}
 	t.Cleanup(func() { c.Close() })
 	c.verified.Use(text)
 	return c
@@ -189,7 +189,7 @@ func TestAddsWithCachesOvertakeEachOther(t *testing.T) {
 // Whatever a network is made of is part of its sum.
 func TestSumsTellNetworksApart(t *testing.T) {
 	t.Parallel()
-	c := on(nil, nil)
+	c := On(nil, nil)
 	sums := map[uint64]string{}
 	for _, n := range []Network{
 		{Name: "a"}, {Name: "b"}, {Name: "a", Masquerade: true}, {Name: "a", Guard: true},
@@ -203,7 +203,7 @@ func TestSumsTellNetworksApart(t *testing.T) {
 		expect.That(t, !ok, "%+v has the sum of %s", n, same)
 		sums[rs.Sum()] = fmt.Sprintf("%+v", n)
 	}
-	rs := must.Of(on(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})).Get(t)
+	rs := must.Of(On(nil, &Config{Mark: 0x20000}).ruleset(&Network{Name: "a"})).Get(t)
 	same, ok := sums[rs.Sum()]
 	expect.That(t, !ok, "another mark has the sum of %s", same)
 }

@@ -63,20 +63,18 @@ func Dial(cfg *Config) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return on(conn, cfg), nil
+	return On(conn, cfg), nil
 }
 
 // On returns a Conn that sends its requests through the open socket s, and whose Close closes s. It ignores
 // cfg.NetNS. If cfg is invalid, all methods except Probe, Socket and Close return an error. Tests use On to answer
 // in the kernel's place.
-func On(s tombolo.Socket, cfg *Config) *Conn { return on(nl.Of(s), cfg) }
-
-func on(conn *nl.Conn, cfg *Config) *Conn {
+func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}
 	}
 	return &Conn{
-		tables: ruleset.Tables{Conn: conn,
+		tables: ruleset.Tables{Conn: nl.Of(s),
 			Name: ruleset.TableName(cmp.Or(cfg.Table, nftnl.DefaultTable))}, mark: cmp.Or(cfg.Mark, DefaultMark),
 		err: nftnl.CheckTable(cfg.Table, cfg.Mark),
 	}
@@ -124,7 +122,7 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 		if err != nil {
 			return err
 		}
-		t := c.tables.Begin(&generation)
+		t := c.tables.Name.Begin(&generation)
 		if err := fill(t); err != nil {
 			return err
 		}
@@ -135,23 +133,24 @@ func (c *Conn) change(ctx context.Context, commit, fill func(*ruleset.Transactio
 // commit commits a transaction that may change any object, not only elements of endpoints. It explains the error EBUSY.
 func (c *Conn) commit(t *ruleset.Transaction) error { return explainBusy(t.Commit(c.tables.Conn)) }
 
-// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
-func (c *Conn) elements(ctx context.Context) (all []ruleset.Element, _ error) {
+// retried calls the function try as Conn.retry does, and returns its last result.
+func retried[T any](ctx context.Context, c *Conn, try func() (T, error)) (result T, _ error) {
 	err := c.retry(ctx, func() (err error) {
-		all, err = c.tables.Elements()
+		result, err = try()
 		return err
 	})
-	return all, err
+	return result, err
+}
+
+// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
+func (c *Conn) elements(ctx context.Context) ([]ruleset.Element, error) {
+	return retried(ctx, c, c.tables.Elements)
 }
 
 // lookup looks up elements by their keys, and returns them in the same order. For an element that does not exist, the
 // result contains nil.
-func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) (have []*ruleset.Element, _ error) {
-	err := c.retry(ctx, func() (err error) {
-		have, err = c.tables.Lookup(elements)
-		return err
-	})
-	return have, err
+func (c *Conn) lookup(ctx context.Context, elements ...ruleset.Element) ([]*ruleset.Element, error) {
+	return retried(ctx, c, func() ([]*ruleset.Element, error) { return c.tables.Lookup(elements) })
 }
 
 // commitEndpoints commits a transaction that changes only elements of endpoints or of the host, or does nothing if it
@@ -262,8 +261,7 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 	}
 
 	if !c.verified.IsOn() {
-		have, err := c.tables.Outline(want)
-		return err == nil && have.IsComplete(want), err
+		return c.isComplete(want)
 	}
 
 	generation, err := nftnl.Generation(c.tables.Conn)
@@ -283,16 +281,22 @@ func (c *Conn) Ready(ctx context.Context, n Network) (bool, error) {
 		return false, settled
 	}
 
-	have, err := c.tables.Outline(want)
-	if err != nil || !have.IsComplete(want) {
-		return false, err
-	}
-
-	if settled == nil {
+	complete, err := c.isComplete(want)
+	if complete && settled == nil {
 		c.verified.Add(generation, sum)
 	}
 
-	return true, nil
+	return complete, err
+}
+
+// isComplete implements Ready, without the record c.verified.
+func (c *Conn) isComplete(want *ruleset.Ruleset) (bool, error) {
+	have, err := c.tables.Outline(want)
+	if err != nil {
+		return false, err
+	}
+	changes := ruleset.Plan(want, have)
+	return changes.IsEmpty(), nil
 }
 
 // explainKernel explains the error "not found" of Ensure's transaction. The transaction names only objects of nf_tables

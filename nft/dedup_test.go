@@ -275,7 +275,7 @@ func TestDedupRefusesWhatMakesNoSense(t *testing.T) {
 	} {
 		nstest.RunParallel(t, tc.name, func(t *testing.T) {
 			n := dedupNet(d, tc.bad)
-			_, err := on(nil, nil).ruleset(&n)
+			_, err := On(nil, nil).ruleset(&n)
 			expect.That(t, errors.Is(err, tombolo.ErrInvalid) && strings.Contains(err.Error(), "network podnet: "), "got %v", err)
 		})
 	}

@@ -45,13 +45,10 @@ func (c *Conn) HasPorts(ctx context.Context, bridge string) (bool, error) {
 	}
 
 	name := nftnl.LinkKey(bridge, nil, 0)
-	found := false
-	err := c.retry(ctx, func() error {
+	return retried(ctx, c, func() (bool, error) {
 		list, err := c.tables.ElementsOf([]ruleset.Place{ruleset.InInet(ruleset.Families()[0].Selves)})
-		found = slices.ContainsFunc(list, func(el ruleset.Element) bool { return bytes.HasPrefix(el.Key, name) })
-		return err
+		return slices.ContainsFunc(list, func(el ruleset.Element) bool { return bytes.HasPrefix(el.Key, name) }), err
 	})
-	return found, err
 }
 
 // collect builds endpoints from their elements. If network is not "", it ignores elements of other networks.
@@ -101,10 +98,7 @@ func (ep *Endpoint) note(el *ruleset.Element) {
 		return
 	}
 
-	if bridge != "" {
-		ep.Bridge = bridge
-	}
-
+	ep.Bridge = cmp.Or(bridge, ep.Bridge)
 	if mac != nil {
 		ep.MAC = mac
 	}
@@ -201,17 +195,16 @@ func (c *Conn) Host(ctx context.Context) (uplinks []string, services []netip.Add
 }
 
 // hostElements lists the elements that SetHost has added.
-func (c *Conn) hostElements(ctx context.Context) (list []ruleset.Element, _ error) {
-	err := c.retry(ctx, func() error {
-		list = nil
+func (c *Conn) hostElements(ctx context.Context) ([]ruleset.Element, error) {
+	list, err := retried(ctx, c, func() (list []ruleset.Element, _ error) {
 		for _, set := range ruleset.HostSets() {
 			elements, err := c.tables.ElementsOfSet(ruleset.InInet(set))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			list = append(list, elements...)
 		}
-		return nil
+		return list, nil
 	})
 
 	return slices.DeleteFunc(list, func(el ruleset.Element) bool { return el.Comment != ruleset.HostComment }), err
@@ -348,17 +341,14 @@ func (c *Conn) HasNetwork(ctx context.Context, name string) (bool, error) {
 		return false, err
 	}
 
-	key, has := ruleset.NetworkKey(name), false
-	err := c.retry(ctx, func() error {
+	key := ruleset.NetworkKey(name)
+	return retried(ctx, c, func() (bool, error) {
 		inventories, inUse, err := c.inventories(key)
-		has = slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
+		return slices.ContainsFunc(inventories, func(inv *ruleset.Inventory) bool {
 			return inv.Table && !inUse || inv.Has(key) ||
 				slices.ContainsFunc(inv.Elements, func(el ruleset.Element) bool { return isOf(&el, key) })
-		})
-		return err
+		}), err
 	})
-
-	return has, err
 }
 
 // inventories returns the content of all our tables. inUse reports whether one of them contains a chain or set of a

@@ -90,7 +90,7 @@ func (o Owner) check() error {
 }
 
 // check returns an error if the endpoint is invalid. For a valid endpoint, the keys of all elements have the right
-// length, and nft can print the comment and parseOwner can parse it.
+// length, and nft can print the comment and ownerOf can parse it.
 func (ep *Endpoint) check() error {
 	if err := ep.Owner.check(); err != nil {
 		return err
@@ -100,52 +100,40 @@ func (ep *Endpoint) check() error {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
 
-	if !ident.IsLinkName(ep.Bridge) {
-		return invalid("endpoint %s: bridge %q is no name of a link"+ident.LinkNameForm, ep.Owner, ep.Bridge)
-	}
-
 	for _, a := range ep.Addrs {
 		if !a.IsValid() || a.IsUnspecified() || a.Zone() != "" || a.Is4In6() {
 			return invalid("endpoint %s: address %q", ep.Owner, a)
 		}
 	}
 
-	if ep.NIC != "" && (!ident.IsLinkName(ep.NIC) || len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&multicast != 0) {
+	switch {
+	case !ident.IsLinkName(ep.Bridge):
+		return invalid("endpoint %s: bridge %q is no name of a link"+ident.LinkNameForm, ep.Owner, ep.Bridge)
+	case ep.NIC != "" && (isNoLinkName(ep.NIC) || !ep.hasMAC()):
 		return invalid("endpoint %s: %q cannot be the MAC of a pod on a LAN by link %q", ep.Owner, ep.MAC, ep.NIC)
-	}
-
-	if len(ep.Addrs) == 0 && len(ep.MAC) != ruleset.EtherLen {
+	case len(ep.Addrs) == 0 && len(ep.MAC) != ruleset.EtherLen:
 		return invalid("endpoint %s: it has neither an address nor a MAC of %d bytes", ep.Owner, ruleset.EtherLen)
 	}
 
-	if err := ep.checkGuard(); err != nil {
-		return err
-	}
-
-	if err := ep.Egress.Check(); err != nil {
+	if err := cmp.Or(ep.Egress.Check(), CheckCallers(ep.PublishFrom...)); err != nil {
 		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
 	}
-
-	if err := CheckCallers(ep.PublishFrom...); err != nil {
-		return fmt.Errorf("endpoint %s: %w", ep.Owner, err)
-	}
-
-	return ep.checkPorts()
+	return cmp.Or(ep.checkGuard(), ep.checkPorts())
 }
+
+// hasMAC reports whether MAC is a unicast MAC.
+func (ep *Endpoint) hasMAC() bool { return len(ep.MAC) == ruleset.EtherLen && ep.MAC[0]&multicast == 0 }
 
 // elements returns the endpoint's elements in all sets, with the comment that names their owner. There is at least one,
 // so that a listing finds the endpoint.
 func (ep *Endpoint) elements() []ruleset.Element {
+	key := ruleset.NetworkKey(ep.Network)
+	list := make([]ruleset.Element, 0, max(2*len(ep.Addrs), 1))
 	if len(ep.Addrs) == 0 {
-		known := ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
-			Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)}
-		list := slices.Concat([]ruleset.Element{known}, ep.shareElements(), ep.guardElements())
-
-		return ruleset.WithComment(list, ep.comment())
+		list = append(list, ruleset.Element{Set: ruleset.InInet(ruleset.PortsSet),
+			Key: nftnl.LinkKey(ep.link(), ep.MAC, ruleset.EtherSlot)})
 	}
 
-	key := ruleset.NetworkKey(ep.Network)
-	list := make([]ruleset.Element, 0, 2*len(ep.Addrs))
 	for i, a := range ep.Addrs {
 		if slices.Contains(ep.Addrs[:i], a) {
 			continue // a repeated address must not conflict with itself
@@ -193,11 +181,7 @@ func (ep *Endpoint) shareElements() []ruleset.Element {
 
 // podElement returns the element of set pods4 or pods6 for a pod's address behind a bridge.
 func podElement(bridge string, a netip.Addr) ruleset.Element {
-	set := ruleset.Pods6Set
-	if a.Is4() {
-		set = ruleset.Pods4Set
-	}
-	return ruleset.Element{Set: ruleset.InInet(set), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
+	return ruleset.Element{Set: ruleset.InInet(ruleset.FamilyOf(a).Pods), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
 }
 
 // traces returns the elements that the endpoint may have in the kernel, also from an earlier state. It includes the
@@ -218,23 +202,15 @@ func ownerComment(o Owner, networkKey string) string {
 	return ruleset.OwnerPrefix + string(o) + ":" + networkKey
 }
 
-// parseOwner parses a comment from ownerComment. For any other comment, ok is false.
-func parseOwner(comment string) (owner Owner, networkKey string, ok bool) {
-	rest, ok := strings.CutPrefix(comment, ruleset.OwnerPrefix)
-	if !ok {
-		return "", "", false
-	}
-	o, key, ok := strings.Cut(rest, ":")
+// ownerOf returns the owner and the network from the comment of an element (see ownerComment). For an element that
+// belongs to no endpoint, ok is false.
+func ownerOf(el *ruleset.Element) (owner Owner, networkKey string, ok bool) {
+	rest, ok := strings.CutPrefix(el.Comment, ruleset.OwnerPrefix)
+	o, key, _ := strings.Cut(rest, ":")
 	if !ok || Owner(o).check() != nil || key == "" {
 		return "", "", false
 	}
 	return Owner(o), key, true
-}
-
-// ownerOf returns the owner and the network from the comment of an element. For an element that belongs to no endpoint,
-// ok is false.
-func ownerOf(el *ruleset.Element) (owner Owner, networkKey string, ok bool) {
-	return parseOwner(el.Comment)
 }
 
 // isOf reports whether an element belongs to an endpoint of the network with the given key.
@@ -304,7 +280,7 @@ func (ep *Endpoint) checkGuard() error {
 		return ep.Guard.Check()
 	case !ident.IsLinkName(ep.GuardedPort):
 		return invalid("endpoint %s: guarded port %q is no name of a link"+ident.LinkNameForm, ep.Owner, ep.GuardedPort)
-	case len(ep.MAC) != ruleset.EtherLen || ep.MAC[0]&multicast != 0:
+	case !ep.hasMAC():
 		return invalid("endpoint %s: port %s cannot be guarded: %q cannot be the MAC of a pod", ep.Owner,
 			ep.GuardedPort, ep.MAC)
 	}

@@ -318,7 +318,7 @@ func TestContextThatIsDoneEndsBeforeTheKernelIsAsked(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	c := on(nil, nil) // asking would panic
+	c := On(nil, nil) // asking would panic
 	ep := pod("0123456789a", "10.22.0.5")
 	_, ensureErr := c.Ensure(ctx, podnet())
 	_, readyErr := c.Ready(ctx, podnet())

@@ -154,7 +154,7 @@ func TestListingWithAnElementTwiceIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	elements := elementsOf(pod("00000000001", "10.22.0.5"), pod("00000000002", "10.22.0.6"))
 	listings := [][]ruleset.Element{{elements[0], elements[0]}, {elements[0], elements[2]}}
-	c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
+	c := On(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 		r := requests[0]
 		var out [][]byte
 		switch uint16(r.Header.Type) {
@@ -198,7 +198,7 @@ func TestRepliesThatDoNotParseAreErrors(t *testing.T) {
 		{"an attribute past the end", []byte{1, 0, 0, 0, 99, 0, 1, 0}},
 	} {
 		nstest.RunParallel(t, tc.name, func(t *testing.T) {
-			c := on(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
+			c := On(nl.New(nltest.NewFake(func(requests []netlink.Message) [][]byte {
 				var out [][]byte
 				for _, r := range requests {
 					switch {

@@ -54,7 +54,7 @@ func FuzzOwnerComment(f *testing.F) {
 	f.Add("tombolo:2:a:b")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, comment string) {
-		owner, network, ok := parseOwner(comment)
+		owner, network, ok := ownerOf(&ruleset.Element{Comment: comment})
 		expect.That(t, !ok || ownerComment(owner, network) == comment,
 			"%q was understood as %s, %s", comment, owner, network)
 		expect.That(t, !ok || owner.check() == nil, "%q has owner %q", comment, owner)
@@ -73,7 +73,7 @@ func FuzzNetworkKey(f *testing.F) {
 		if len(comment) > ruleset.MaxComment || len(ruleset.MasqueradeSet(true, key)) >= unix.NFT_SET_MAXNAMELEN {
 			t.Errorf("comment of %d bytes, set name of %d", len(comment), len(ruleset.MasqueradeSet(true, key)))
 		}
-		owner, got, ok := parseOwner(comment)
+		owner, got, ok := ownerOf(&ruleset.Element{Comment: comment})
 		expect.That(t, ok && owner == "0123456789abcdef" && got == key, "%q was understood as %s, %s", comment, owner, got)
 		n := Network{Name: name, Bridge: "cbr0", Policy: SameBridge, NFCall: true}
 		own := ruleset.Element{Comment: n.spec().BridgeComment()}

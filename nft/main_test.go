@@ -54,7 +54,7 @@ func dialNew(tb testing.TB) (*Conn, *netns.NS) {
 // dialFaulty gives a Conn to a real kernel that fails as the test says.
 func dialFaulty(tb testing.TB, ns *netns.NS, faults ...*nltest.Fault) *Conn {
 	tb.Helper()
-	return on(nltest.Dial(tb, unix.NETLINK_NETFILTER, ns, faults...), nil)
+	return On(nltest.Dial(tb, unix.NETLINK_NETFILTER, ns, faults...), nil)
 }
 
 // podnet is the network of most tests: dual-stack, with masquerade.

@@ -144,8 +144,10 @@ func (n *Network) check() error {
 		}
 	}
 
-	if err := n.checkDedup(); err != nil {
-		return err
+	for i := range n.Dedup {
+		if err := n.Dedup[i].check(); err != nil {
+			return fmt.Errorf("network %s: %w", n.Name, err)
+		}
 	}
 	return n.checkBridge()
 }
@@ -154,7 +156,6 @@ func checkName(name string) error {
 	if !ident.IsIdentifier(name) {
 		return invalid("network name %q: want letters and digits, and after the first one '_', '.' and '-' too", name)
 	}
-
 	return nil
 }
 
@@ -255,7 +256,7 @@ func (n *Network) checkBridge() error {
 		return invalid("network %s: link %q in a VLAN of bridge %q", n.Name, n.Bridge, n.VLANOf)
 	case slices.ContainsFunc(n.Closed, func(c Closed) bool { return slices.ContainsFunc(c.Routers, isNoLinkName) }):
 		return invalid("network %s: Closed names no link in %v"+ident.LinkNameForm, n.Name, n.Closed)
-	case n.Share != nil && (n.Bridge == "" || n.VLANOf != "" || n.Share.check() != nil):
+	case n.Share != nil && (n.Bridge == "" || n.VLANOf != "" || !n.Share.isValid()):
 		return invalid("network %s: bridge %q is to share a NIC by %+v", n.Name, n.Bridge, *n.Share)
 	case n.Policy > Isolated:
 		return invalid("network %s: %s", n.Name, n.Policy)
@@ -270,11 +271,8 @@ func (n *Network) checkBridge() error {
 	return nil
 }
 
-func (s *Share) check() error {
-	if isNoLinkName(s.NIC) || isNoLinkName(s.Port) || s.Outer <= 0 || len(s.MAC) != ruleset.EtherLen {
-		return tombolo.ErrInvalid
-	}
-	return nil
+func (s *Share) isValid() bool {
+	return ident.IsLinkName(s.NIC) && ident.IsLinkName(s.Port) && s.Outer > 0 && len(s.MAC) == ruleset.EtherLen
 }
 
 // Dedup describes a subnet behind a promiscuous bridge. Its pods would get some packets twice without the rules for
@@ -311,14 +309,5 @@ func (d *Dedup) check() error {
 		return invalid("dedup: gateway %v of subnet %v", d.Gateway, d.Subnet)
 	}
 
-	return nil
-}
-
-func (n *Network) checkDedup() error {
-	for i := range n.Dedup {
-		if err := n.Dedup[i].check(); err != nil {
-			return fmt.Errorf("network %s: %w", n.Name, err)
-		}
-	}
 	return nil
 }

@@ -180,11 +180,10 @@ func (ep *Endpoint) checkPorts() error {
 		}
 	}
 
-	if len(ep.Ports) > 0 && len(ep.Addrs) == 0 {
+	switch {
+	case len(ep.Ports) > 0 && len(ep.Addrs) == 0:
 		return invalid("endpoint %s: it has ports to publish, and no address", ep.Owner)
-	}
-
-	if ep.PortSNAT != SNATNeeded && ep.PortSNAT != SNATAll && ep.PortSNAT != SNATNone {
+	case !slices.Contains([]SNAT{SNATNeeded, SNATAll, SNATNone}, ep.PortSNAT):
 		return invalid("endpoint %s: PortSNAT is %q", ep.Owner, string(ep.PortSNAT))
 	}
 

@@ -223,7 +223,7 @@ func TestSettingsOfChainsTellNetworksApart(t *testing.T) {
 		{Name: "a", Masquerade: true, Prefixes: nstest.Prefixes("10.0.0.0/8", "fd00::/63")},
 	}
 	comment := func(n Network) string {
-		rs := must.Of(on(nil, nil).ruleset(&n)).Get(t)
+		rs := must.Of(On(nil, nil).ruleset(&n)).Get(t)
 		i := slices.IndexFunc(rs.Chains, func(ch ruleset.Chain) bool { return ch.Name == "masq-a" })
 		return rs.Chains[i].Comment(1)
 	}

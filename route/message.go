@@ -3,6 +3,7 @@ package route
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -130,8 +131,7 @@ func (n *Route) attributes(q *request) error {
 			q.Attributes.Pref = &n.Pref
 		}
 		if n.Expires != nil {
-			in := seconds(*n.Expires)
-			q.Attributes.Expires = &in
+			q.Attributes.Expires = new(seconds(*n.Expires))
 		}
 	}
 
@@ -249,11 +249,15 @@ func (n *Route) metrics() ([]byte, error) {
 // seconds converts a duration to whole seconds, rounded up. The result is at least 1, since the kernel lists a route
 // with 0 like one that never expires.
 func seconds(d time.Duration) uint32 {
-	s := d / time.Second
-	if d%time.Second > 0 {
-		s++
+	return uint32(min(max(math.Ceil(d.Seconds()), 1), math.MaxUint32))
+}
+
+// unspecified returns the unspecified address of a family, 0.0.0.0 or ::.
+func unspecified(family uint8) netip.Addr {
+	if family == unix.AF_INET {
+		return netip.IPv4Unspecified()
 	}
-	return uint32(min(max(s, 1), 0xffffffff))
+	return netip.IPv6Unspecified()
 }
 
 // decode parses the data of an RTM_NEWROUTE. known is false if the family is neither IPv4 nor IPv6, as for routes of
@@ -263,13 +267,12 @@ func decode(data []byte) (r Route, known bool, _ error) {
 		return Route{}, false, fmt.Errorf("%w: a route of %d bytes", nl.ErrMalformed, len(data))
 	}
 
-	scope := data[6]
 	r = Route{
 		Family:   data[0],
 		TOS:      data[3],
 		Table:    uint32(data[4]),
 		Protocol: data[5],
-		Scope:    &scope,
+		Scope:    new(data[6]),
 		Type:     Type(data[7]),
 		Flags:    binary.NativeEndian.Uint32(data[8:]),
 	}
@@ -278,11 +281,7 @@ func decode(data []byte) (r Route, known bool, _ error) {
 	}
 
 	r.OnLink = r.Flags&unix.RTNH_F_ONLINK != 0
-	dst, src := netip.IPv6Unspecified(), netip.Addr{}
-	if r.Family == unix.AF_INET {
-		dst = netip.IPv4Unspecified()
-	}
-
+	dst, src := unspecified(r.Family), netip.Addr{}
 	err := nl.Decode(data[unix.SizeofRtMsg:], func(ad *netlink.AttributeDecoder) {
 		switch ad.Type() {
 		case unix.RTA_DST:
@@ -337,8 +336,7 @@ func (r *Route) decodeAttr(ad *netlink.AttributeDecoder) {
 	case unix.RTA_CACHEINFO:
 		r.Expires = expires(ad.Bytes())
 	case unix.RTA_EXPIRES: // only requests contain this attribute
-		d := time.Duration(ad.Uint32()) * time.Second
-		r.Expires = &d
+		r.Expires = new(time.Duration(ad.Uint32()) * time.Second)
 	case unix.RTA_PAD, unix.RTA_IIF, unix.RTA_UID, unix.RTA_MARK:
 		// Ignore padding, and the attributes of an answer to Get that repeat the request.
 	default:
@@ -381,8 +379,7 @@ func expires(b []byte) *time.Duration {
 	if ticks == 0 {
 		return nil
 	}
-	d := time.Duration(ticks) * time.Second / userHZ
-	return &d
+	return new(time.Duration(ticks) * time.Second / userHZ)
 }
 
 // via returns a function that parses struct rtvia, which is an address family and an address. The function writes the

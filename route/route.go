@@ -184,15 +184,12 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 // filter would drop the packet. If link is 0, an IPv4 src must be an address of this host. If src is invalid, the
 // kernel chooses a source.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
-	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen())}}
+	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen()),
+		SrcLength: uint8(src.BitLen())}}
 	if dst.Is4() {
 		// Ask for the table of the route. Without this flag, IPv4 reports table main for every route. IPv6 refuses
 		// the flag.
 		q.Flags = unix.RTM_F_LOOKUP_TABLE
-	}
-
-	if src.IsValid() {
-		q.SrcLength = uint8(src.BitLen())
 	}
 
 	q.more(func(ae *netlink.AttributeEncoder) {
@@ -387,31 +384,16 @@ func (r *Route) family() uint8 {
 func (r *Route) normal() Route {
 	n := *r
 	n.Family = r.family()
-	everywhere := netip.IPv6Unspecified()
-	if n.Family == unix.AF_INET {
-		everywhere = netip.IPv4Unspecified()
-	}
-
 	if n.Dst = n.Dst.Masked(); !n.Dst.IsValid() {
-		n.Dst = netip.PrefixFrom(everywhere, 0)
+		n.Dst = netip.PrefixFrom(unspecified(n.Family), 0)
 	}
 
 	if n.From = n.From.Masked(); n.From.Bits() == 0 {
 		n.From = netip.Prefix{}
 	}
 
-	if n.Table == 0 {
-		n.Table = unix.RT_TABLE_MAIN
-	}
-
-	if n.Type == 0 {
-		n.Type = unix.RTN_UNICAST
-	}
-
-	if n.Protocol == 0 {
-		n.Protocol = ProtocolTombolo
-	}
-
+	n.Table, n.Type = cmp.Or(n.Table, unix.RT_TABLE_MAIN), cmp.Or(n.Type, unix.RTN_UNICAST)
+	n.Protocol = cmp.Or(n.Protocol, ProtocolTombolo)
 	if n.Family == unix.AF_INET6 && n.Priority == 0 {
 		n.Priority = 1024 // IP6_RT_PRIO_USER
 	}
@@ -432,14 +414,12 @@ func (r *Route) normal() Route {
 }
 
 func (r *Route) customaryScope() uint8 {
+	isDirect := r.Type == unix.RTN_UNICAST && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0
 	switch {
 	case r.Family == unix.AF_INET6:
-		return unix.RT_SCOPE_UNIVERSE
 	case r.Type == unix.RTN_LOCAL:
 		return unix.RT_SCOPE_HOST
-	case r.Type == unix.RTN_BROADCAST, r.Type == unix.RTN_MULTICAST, r.Type == unix.RTN_ANYCAST:
-		return unix.RT_SCOPE_LINK
-	case r.Type == unix.RTN_UNICAST && !r.Gateway.IsValid() && len(r.Nexthops) == 0 && r.NexthopID == 0:
+	case isDirect, r.Type == unix.RTN_BROADCAST, r.Type == unix.RTN_MULTICAST, r.Type == unix.RTN_ANYCAST:
 		return unix.RT_SCOPE_LINK
 	}
 
@@ -475,17 +455,12 @@ func (r *Route) sameHops(have *Route) bool {
 	switch {
 	case r.NexthopID != 0 || have.NexthopID != 0:
 		return r.NexthopID == have.NexthopID
-	case r.sendsNothing():
+	case r.Type >= unix.RTN_BLACKHOLE && r.Type <= unix.RTN_THROW: // also unreachable and prohibit
 		return true // for IPv6 the kernel lists such a route with the loopback interface
 	}
 	hop := Nexthop{Gateway: r.Gateway, Link: r.Link, OnLink: r.OnLink}
 	return hop.matches(Nexthop{Gateway: have.Gateway, Link: have.Link, OnLink: have.OnLink}) &&
 		slices.EqualFunc(r.Nexthops, have.Nexthops, Nexthop.matches)
-}
-
-func (r *Route) sendsNothing() bool {
-	return r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_PROHIBIT ||
-		r.Type == unix.RTN_THROW
 }
 
 func (h Nexthop) matches(have Nexthop) bool {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"strings"
 
@@ -120,7 +119,7 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 		}
 	}
 
-	fresh := have.isEmpty()
+	fresh := have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 	changed, err = c.install(ctx, &t, want, have)
 	if err != nil && fresh {
 		return false, c.undo(&t, err)
@@ -131,24 +130,18 @@ func (c *Conn) Ensure(ctx context.Context, t Target, s Shape) (changed bool, _ e
 
 // prepare checks the limits, fills in missing fields of t, and returns the effective limits.
 func (c *Conn) prepare(t *Target, s Shape) (Shape, error) {
-	invalid := func(err error) (Shape, error) {
+	err := t.validate()
+	if err == nil {
+		if err := c.findPort(t); err != nil {
+			return Shape{}, err
+		}
+		s, _, err = s.Effective(t.MTU)
+	}
+
+	if err != nil {
 		return Shape{}, &tombolo.OpError{Op: "shape", Object: t.Port, Err: err}
 	}
-
-	if err := t.validate(); err != nil {
-		return invalid(err)
-	}
-
-	if err := c.findPort(t); err != nil {
-		return Shape{}, err
-	}
-
-	want, _, err := s.Effective(t.MTU)
-	if err != nil {
-		return invalid(err)
-	}
-
-	return want, nil
+	return s, nil
 }
 
 // undo removes everything that a failed Ensure created. It uses a context of its own, because the caller's may be
@@ -276,8 +269,7 @@ const ifbMTU = 1279
 // addIFB appends a request that creates an ifb, which stays down. The MAC is explicit, so that udev does not change
 // it later.
 func addIFB(b *nl.Batch, name string, mac net.HardwareAddr) {
-	mtu := ifbMTU
-	link.Request{Name: name, MAC: mac, MTU: &mtu, Kind: "ifb"}.Create(b, "add link", name)
+	link.Request{Name: name, MAC: mac, MTU: new(ifbMTU), Kind: "ifb"}.Create(b, "add link", name)
 }
 
 // setAlias appends a request that sets the alias of the named link. If alias is empty, it appends nothing. The request
@@ -308,15 +300,11 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	}
 
 	l, err := link.Find(ctx, c.nl, t.IFB, 0)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		errs = append(errs, err)
-	default:
-		errs = append(errs, c.removeIFB(ctx, &t, l))
+	if err == nil {
+		err = c.removeIFB(ctx, &t, l)
 	}
 
-	return errors.Join(errs...)
+	return errors.Join(append(errs, nl.PassAbsent(err))...)
 }
 
 // removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.

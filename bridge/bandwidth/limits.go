@@ -163,8 +163,8 @@ func (l Limit) bucket(mtu int) tc.Bucket {
 	b := tc.Bucket{Rate: l.Rate / 8, Burst: uint32(l.Burst / 8)}
 	queue := max(sentIn(b.Rate, queueTime), leastQueue*frame(mtu))
 
-	// The kernel queues a packet whole if it fits into the bucket, and splits a longer one into frames before it queues
-	// them. So the queue must have room for the longest packet, or for a bucket that is smaller.
+	// The kernel queues a packet whole if it fits into the bucket. It splits longer packets into frames before it
+	// queues them. So the queue needs room for the longest packet, but no more than the bucket has.
 	longest := min(uint64(b.Burst), segmented)
 	b.Limit = uint32(min(max(queue, longest), mostBytes))
 	return b
@@ -258,7 +258,7 @@ func describe(q tc.Qdisc) string {
 	case q.Peaked:
 		return "tbf with a peak rate"
 	default:
-		return describeBucket(tc.Bucket{Rate: q.Rate, Burst: uint32(min(q.Burst(), mostBytes)), Limit: q.Limit})
+		return describeBucket(tc.Bucket{Rate: q.Rate, Burst: min(q.Burst(), mostBytes), Limit: q.Limit})
 	}
 }
 
@@ -330,11 +330,6 @@ func (c *Conn) look(ctx context.Context, t *Target) (_ *installation, err error)
 
 	have.own, have.others, err = t.port().Filters(ctx, c.nl, tc.Ingress, tc.Egress)
 	return &have, err
-}
-
-// isEmpty reports whether the target has no ifb, and none of our qdiscs and filters.
-func (have *installation) isEmpty() bool {
-	return have.ifb == nil && !have.ingress.Ours() && len(have.own) == 0
 }
 
 // redirects reports whether exactly one filter sends all packets from the port to the ifb.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -124,12 +125,11 @@ func (c *Conn) Find(ctx context.Context, s Share) (*bridge.Link, error) {
 		return nil, err
 	}
 
-	nic, renamedErr := c.links.LinkByIndex(ctx, index)
-	if renamedErr != nil {
-		return nil, err
+	if nic, renamedErr := c.links.LinkByIndex(ctx, index); renamedErr == nil {
+		return nic, nil
 	}
 
-	return nic, nil
+	return nil, err
 }
 
 // Ready returns the index of the pair's outer end if the Share needs no Ensure, and 0 if it does. nic is the result of
@@ -268,7 +268,16 @@ func (c *Conn) look(ctx context.Context, s Share) (*installation, error) {
 		return nil, err
 	}
 
-	if err := refuse(have.nic, have.bridge); err != nil {
+	switch {
+	case have.bridge.Kind != "bridge":
+		err = unfit(have.nic, "%s is no bridge", s.Bridge)
+	case have.nic.Index == have.bridge.Index:
+		err = unfit(have.nic, "it is the bridge itself")
+	default:
+		err = refuseNIC(have.nic)
+	}
+
+	if err != nil {
 		return nil, err
 	}
 
@@ -312,17 +321,6 @@ func (c *Conn) find(ctx context.Context, name string) (*link.Info, error) {
 	return l, nil
 }
 
-// refuse returns an error if the second link is not a bridge, or if the NIC cannot be shared with it.
-func refuse(nic, br *link.Info) error {
-	switch {
-	case br.Kind != "bridge":
-		return unfit(nic, "%s is no bridge", br.Name)
-	case nic.Index == br.Index:
-		return unfit(nic, "it is the bridge itself")
-	}
-	return refuseNIC(nic)
-}
-
 func unfit(nic *link.Info, format string, args ...any) error {
 	return &tombolo.OpError{Op: "share", Object: nic.Name,
 		Err: fmt.Errorf("%w: %s", ErrUnfit, fmt.Sprintf(format, args...))}
@@ -338,17 +336,11 @@ func refuseNIC(nic *link.Info) error {
 		return unfit(nic, "it is a Wi-Fi interface, and access points drop what other MACs send; use a wired NIC")
 	case nic.Type != unix.ARPHRD_ETHER || len(nic.MAC) != 6:
 		return unfit(nic, "it is no Ethernet link (its type is %d); name the NIC that leads to the LAN", nic.Type)
-	}
-
-	switch nic.Kind {
-	case "bridge":
+	case nic.Kind == "bridge":
 		return unfit(nic,
 			"it is a bridge, which pods can use as it is: name it as the bridge, and one of its ports as the NIC")
-	case "macvlan", "macvtap", "ipvlan", "ipvtap":
+	case slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, nic.Kind):
 		return unfit(nic, "it is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Kind)
-	}
-
-	switch {
 	case nic.Master != 0 && nic.PortOf == "bridge":
 		return unfit(nic, "it is the port of a bridge already: use that bridge")
 	case nic.Master != 0:
@@ -401,15 +393,13 @@ func (s Share) note(nic *link.Info) string { return s.Alias + " " + programName(
 
 // makePair creates the veth pair and returns the new state. The pair stays down.
 func (c *Conn) makePair(ctx context.Context, s Share, have *installation) (*installation, error) {
-	alias := s.note(have.nic)
 	outer, port := Pair(s.Bridge)
-
 	var b nl.Batch
 	link.Request{
 		Name: outer, MTU: &have.nic.MTU, MAC: ident.RandomMAC(),
 		Peer: &link.Request{Name: port, MTU: &have.nic.MTU, MAC: ident.RandomMAC()},
 	}.Create(&b, "add link", outer)
-	link.Request{Name: outer, Alias: &alias}.Set(&b, "set link", outer)
+	link.Request{Name: outer, Alias: new(s.note(have.nic))}.Set(&b, "set link", outer)
 	if err := c.nl.Do(ctx, &b); err != nil {
 		return nil, err
 	}
@@ -440,8 +430,7 @@ func (c *Conn) setPair(ctx context.Context, s Share, have *installation) error {
 
 	b.Reset()
 	set(&b, have.bridge, link.Request{Flags: unix.IFF_NOARP, Change: unix.IFF_NOARP, IPv4: loose})
-	group := ident.ShareGroup
-	port := link.Request{MTU: &have.nic.MTU, Group: &group}
+	port := link.Request{MTU: &have.nic.MTU, Group: new(ident.ShareGroup)}
 	if have.port.Master != have.bridge.Index {
 		port.Master = &have.bridge.Index
 	}

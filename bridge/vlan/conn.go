@@ -53,7 +53,7 @@ func (c *Conn) Probe(ctx context.Context) error {
 		}
 	}
 
-	if _, err := c.get(ctx, loopback); errors.Is(err, ErrUnsupported) {
+	if _, err := c.get(ctx, loopback, Membership{}); errors.Is(err, ErrUnsupported) {
 		return err // a kernel with the feature returns another error: loopback is no bridge port
 	}
 	return nil
@@ -64,11 +64,7 @@ const loopback = 1 // the loopback link's index in every namespace, include/net/
 // Ensure puts the port with the given index into the VLANs of m. It removes the port from all other VLANs, unless
 // m.KeepDefault is set. It reports whether it changed anything. It needs CAP_NET_ADMIN.
 func (c *Conn) Ensure(ctx context.Context, port int, m Membership) (changed bool, _ error) {
-	if err := check(m); err != nil {
-		return false, err
-	}
-
-	have, err := c.get(ctx, port)
+	have, err := c.get(ctx, port, m)
 	if err != nil {
 		return false, err
 	}
@@ -92,11 +88,7 @@ func (c *Conn) Join(ctx context.Context, port int, list ...Range) (changed bool,
 
 // Outside returns the VLANs of list that the port with the given index is not in.
 func (c *Conn) Outside(ctx context.Context, port int, list ...Range) ([]Range, error) {
-	if err := check(Membership{Trunk: list}); err != nil {
-		return nil, err
-	}
-
-	have, err := c.get(ctx, port)
+	have, err := c.get(ctx, port, Membership{Trunk: list})
 	if err != nil {
 		return nil, err
 	}
@@ -130,11 +122,7 @@ func (c *Conn) Leave(ctx context.Context, port int, list ...Range) error {
 // Check compares the VLANs of the port with the given index with m, and returns the differences. name is the port's
 // name for the texts of the differences.
 func (c *Conn) Check(ctx context.Context, port int, name string, m Membership) ([]tombolo.Difference, error) {
-	if err := check(m); err != nil {
-		return nil, err
-	}
-
-	have, err := c.get(ctx, port)
+	have, err := c.get(ctx, port, m)
 	if err != nil {
 		return nil, err
 	}
@@ -168,8 +156,13 @@ func header(port int) []byte {
 	return b
 }
 
-// get returns the VLANs of a port. For a bridge, it returns the VLANs of the bridge itself (Linux 5.6).
-func (c *Conn) get(ctx context.Context, port int) (entries, error) {
+// get returns the VLANs of a port. For a bridge, it returns the VLANs of the bridge itself (Linux 5.6). If the
+// membership that the caller compares them with is not valid, get sends nothing and returns an error.
+func (c *Conn) get(ctx context.Context, port int, expected Membership) (entries, error) {
+	if err := check(expected); err != nil {
+		return nil, err
+	}
+
 	m, err := nl.Encode(unix.RTM_GETVLAN, 0, header(port), nil)
 	list := entries{}
 	err = c.nl.List(ctx, "list VLANs of link", m, err, func(m netlink.Message) error {
@@ -193,13 +186,14 @@ func (e entries) decode(ad *netlink.AttributeDecoder) {
 	}
 
 	number := binary.NativeEndian.Uint16
-	flags, first, last := number(info), number(info[2:]), uint16(0)
+	first := number(info[2:])
+	last := first
 	if len(end) == 2 {
 		last = number(end)
 	}
 
-	for id := int(first); id <= max(int(first), int(last)) && id <= maxID; id++ {
-		e[uint16(id)] = flags & (flagPVID | flagUntagged)
+	for id := first; id <= min(last, maxID); id++ {
+		e[id] = number(info) & (flagPVID | flagUntagged)
 	}
 }
 
@@ -251,10 +245,6 @@ type Link struct {
 // any veth link with this name unchanged, since another program may have connected it to the VLAN. If another program
 // has renamed our link, EnsureLink deletes it and creates a new one.
 func (c *Conn) EnsureLink(ctx context.Context, l Link) (changed bool, _ error) {
-	if err := check(Membership{ID: l.ID}); err != nil {
-		return false, err
-	}
-
 	have, err := c.link(&l)
 	missing := errors.Is(err, fs.ErrNotExist)
 	if err != nil && !missing {
@@ -321,8 +311,12 @@ func (l *Link) hasMAC(have *link.Info) bool { return l.MAC == nil || bytes.Equal
 func hasIPv6(mtu int) bool { return mtu >= 1280 }
 
 // link returns the existing link with l's name. If there is none, the error matches fs.ErrNotExist. If that link is not
-// in l's VLAN, the error matches fs.ErrExist. A veth link counts as in the VLAN.
+// in l's VLAN, the error matches fs.ErrExist. A veth link counts as in the VLAN. If l.ID is not valid, the error
+// matches tombolo.ErrInvalid.
 func (c *Conn) link(l *Link) (*link.Info, error) {
+	if err := check(Membership{ID: l.ID}); err != nil {
+		return nil, err
+	}
 	have, err := link.Find(context.Background(), c.nl, l.Name, 0)
 	if err != nil {
 		return nil, err
@@ -337,10 +331,6 @@ func (c *Conn) link(l *Link) (*link.Info, error) {
 
 // CheckLink compares the host's link with l, and returns the differences. Of a veth link it checks only that it is up.
 func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, error) {
-	if err := check(Membership{ID: l.ID}); err != nil {
-		return nil, err
-	}
-
 	object := "link " + l.Name
 	have, err := c.link(&l)
 	switch {
@@ -375,10 +365,6 @@ func (c *Conn) CheckLink(ctx context.Context, l Link) ([]tombolo.Difference, err
 // RemoveLink deletes the host's link and then removes the bridge from the VLAN. RemoveLink changes nothing and returns
 // nil if no link with this name is in the VLAN, or if it has another alias or is a veth.
 func (c *Conn) RemoveLink(ctx context.Context, l Link) error {
-	if err := check(Membership{ID: l.ID}); err != nil {
-		return err
-	}
-
 	have, err := c.link(&l)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrExist) {
 		return nil
@@ -424,14 +410,6 @@ type Membership struct {
 
 // IsZero reports whether the membership contains no VLAN. It ignores KeepDefault.
 func (m Membership) IsZero() bool { return m.ID == 0 && len(m.Trunk) == 0 }
-
-// native returns the VLAN of untagged frames, or 0 for a zero Membership.
-func (m Membership) native() uint16 {
-	if m.ID == 0 && len(m.Trunk) > 0 {
-		return 1
-	}
-	return m.ID
-}
 
 // Check returns an error that matches tombolo.ErrInvalid if a VLAN ID is out of range, or if a range ends before it
 // begins.
@@ -492,8 +470,8 @@ type entries map[uint16]uint16
 // entries converts the membership to the kernel's form.
 func (m Membership) entries() entries {
 	list := taggedEntries(m.Trunk)
-	if native := m.native(); native != 0 {
-		list[native] = flagPVID | flagUntagged
+	if !m.IsZero() {
+		list[max(m.ID, 1)] = flagPVID | flagUntagged
 	}
 	return list
 }
@@ -511,19 +489,15 @@ func taggedEntries(list []Range) entries {
 
 // changes compares existing entries with the membership. It returns the entries to delete and to add.
 func (m Membership) changes(have entries) (del, add entries) {
-	want := m.entries()
-	del, add = entries{}, entries{}
-	for id, flags := range have {
-		if _, ok := want[id]; !ok && !m.KeepDefault {
-			del[id] = flags
-		}
-	}
-
-	for id, flags := range want {
-		if there, ok := have[id]; !ok || there != flags {
-			add[id] = flags
-		}
-	}
+	del, add = maps.Clone(have), m.entries()
+	maps.DeleteFunc(del, func(id, _ uint16) bool {
+		_, ok := add[id]
+		return ok || m.KeepDefault
+	})
+	maps.DeleteFunc(add, func(id, flags uint16) bool {
+		there, ok := have[id]
+		return ok && there == flags
+	})
 	return del, add
 }
 

@@ -102,7 +102,7 @@ func (c *Conn) List(ctx context.Context, questions ...Selector) ([]Flow, error) 
 
 // count returns the number of flows in the network namespace. It reads a counter of the kernel, not the whole table.
 func (c *Conn) count() (count uint32, _ error) {
-	m, err := encode(messageStats, unix.AF_UNSPEC, nil)
+	m, err := encode(messageStats, unix.AF_UNSPEC, func(*netlink.AttributeEncoder) {})
 	err = c.nl.Get(context.Background(), "count flows", nil, m, err, func(m netlink.Message) (err error) {
 		count, err = decodeStats(m.Data)
 		return err
@@ -133,36 +133,24 @@ func (c *Conn) Flush(ctx context.Context, questions ...Selector) (deleted int, _
 	// process can enlarge beyond net.core.rmem_max.
 	const atOnce = 128
 	for some := range slices.Chunk(list, atOnce) {
-		if err := c.delete(some, &deleted); err != nil {
-			return deleted, err
+		var b nl.Batch
+		for i := range some {
+			m, err := some[i].deleteMessage()
+			b.Add("delete flow", &some[i], m, err)
+		}
+
+		_ = c.nl.Execute(&b) // b has the error of each flow
+		for i := range some {
+			switch err := b.Err(i); {
+			case err == nil:
+				deleted++
+			case !errors.Is(err, unix.ENOENT): // ENOENT: no flow has this tuple and id
+				return deleted, err
+			}
 		}
 	}
 
 	return deleted, nil
-}
-
-// delete deletes the flows in list by one batch, and adds the number of deleted flows to *deleted. A flow that has
-// ended is no error.
-func (c *Conn) delete(list []Flow, deleted *int) error {
-	var b nl.Batch
-	for i := range list {
-		m, err := list[i].deleteMessage()
-		b.Add("delete flow", &list[i], m, err)
-	}
-
-	err := c.nl.Execute(&b)
-	for i := range list {
-		switch delErr := b.Err(i); {
-		case delErr == nil:
-			*deleted++
-		case !errors.Is(delErr, unix.ENOENT): // ENOENT: no flow has this tuple and id
-			return delErr
-		default:
-			err = nil
-		}
-	}
-
-	return err
 }
 
 // Constants of include/uapi/linux/netfilter/nfnetlink_conntrack.h.
@@ -233,9 +221,7 @@ func (f *Flow) String() string {
 func encode(typ netlink.HeaderType, family uint8, fn func(ae *netlink.AttributeEncoder)) (netlink.Message, error) {
 	return nl.Encode(typ, 0, []byte{family, unix.NFNETLINK_V0, 0, 0}, func(ae *netlink.AttributeEncoder) {
 		ae.ByteOrder = binary.BigEndian
-		if fn != nil {
-			fn(ae)
-		}
+		fn(ae)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
@@ -177,12 +178,7 @@ func (have *State) Any() bool { return len(have.filters) > 0 }
 
 // madePlace reports whether Ensure added the clsact for the filter, and Remove must delete it.
 func (have *State) madePlace() bool {
-	for _, f := range have.filters {
-		if f.Handle&notePlace != 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(have.filters, func(f tc.Filter) bool { return f.Handle&notePlace != 0 })
 }
 
 // Remove deletes the filter. It also deletes the clsact if Ensure added it for the filter, unless other filters use it
@@ -199,15 +195,10 @@ func (c *Conn) Remove(ctx context.Context, k Filter, have *State) error {
 
 	if have.madePlace() && have.others == 0 {
 		k.link().DelQdisc(&b, tc.Clsact)
-		return nl.PassAbsent(c.nl.Do(ctx, &b))
-	}
-
-	for _, f := range have.filters {
-		k.link().DelProgram(&b, f.Handle)
-	}
-
-	if b.Len() == 0 {
-		return nil
+	} else {
+		for _, f := range have.filters {
+			k.link().DelProgram(&b, f.Handle)
+		}
 	}
 
 	return nl.PassAbsent(c.nl.Do(ctx, &b))

@@ -147,22 +147,18 @@ func Comment(text string) []byte {
 	return userdata.AppendString(make([]byte, 0, 2+len(text)+1), userdata.TypeComment, text)
 }
 
-// CommentOf returns the comment in userdata, and whether there is one. It checks lengths, since other programs may
-// write any bytes there. The function of package userdata panics on a wrong length.
-func CommentOf(b []byte) (string, bool) {
-	for len(b) >= 2 {
-		typ, n := userdata.Type(b[0]), int(b[1])
-		if n > len(b)-2 {
-			return "", false
+// CommentOf returns the comment in userdata, or "" if there is none. It checks lengths, since other programs may write
+// any bytes there. The function of package userdata panics on a wrong length.
+func CommentOf(b []byte) string {
+	for len(b) >= 2 && int(b[1]) <= len(b)-2 {
+		end := 2 + int(b[1])
+		if userdata.Type(b[0]) == userdata.TypeComment {
+			return Text(b[2:end])
 		}
-		if typ == userdata.TypeComment {
-			text, _, _ := strings.Cut(string(b[2:2+n]), "\x00")
-			return text, true
-		}
-		b = b[2+n:]
+		b = b[end:]
 	}
 
-	return "", false
+	return ""
 }
 
 // Expressions is a list of the expressions of a rule, in the kernel's terms
@@ -332,12 +328,10 @@ const maxTable = 32
 // needs its own mark.
 func CheckTable(name string, mark uint32) error {
 	isLetter := func(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
-	if name != "" && !(ident.IsIdentifier(name) && isLetter(name[0])) {
+	switch {
+	case name != "" && !(ident.IsIdentifier(name) && isLetter(name[0])):
 		return fmt.Errorf("%w: table %.64q: want a letter first, and then letters, digits, '_', '.' and '-'",
 			tombolo.ErrInvalid, name)
-	}
-
-	switch {
 	case len(name) > maxTable:
 		return fmt.Errorf("%w: table %.64q: %d characters, where %d are the most", tombolo.ErrInvalid, name,
 			len(name), maxTable)
@@ -390,13 +384,13 @@ const ChainUserdata = 12
 func DecodeChain(b []byte) Chain {
 	text := func(path ...uint16) string { return Text(Find(b, path...)) }
 	number := func(path ...uint16) uint32 { return Number(Find(b, path...)) }
-	comment, _ := CommentOf(Find(b, ChainUserdata))
 	return Chain{
 		Table: text(unix.NFTA_CHAIN_TABLE), Name: text(unix.NFTA_CHAIN_NAME), Kind: text(unix.NFTA_CHAIN_TYPE),
 		Hook:     number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_HOOKNUM),
 		Device:   text(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_DEV),
 		Priority: int32(number(unix.NFTA_CHAIN_HOOK, unix.NFTA_HOOK_PRIORITY)),
-		Policy:   number(unix.NFTA_CHAIN_POLICY), Uses: number(unix.NFTA_CHAIN_USE), Comment: comment,
+		Policy:   number(unix.NFTA_CHAIN_POLICY), Uses: number(unix.NFTA_CHAIN_USE),
+		Comment: CommentOf(Find(b, ChainUserdata)),
 	}
 }
 
@@ -440,12 +434,9 @@ func QueueListeners() (map[uint16]bool, error) {
 	}
 	list := map[uint16]bool{}
 	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		if n, err := strconv.ParseUint(fields[0], 10, 16); err == nil {
-			list[uint16(n)] = true
+		var n uint16
+		if _, err := fmt.Sscan(line, &n); err == nil {
+			list[n] = true
 		}
 	}
 	return list, err
@@ -454,7 +445,7 @@ func QueueListeners() (map[uint16]bool, error) {
 // RuleComment returns the comment of a rule, no matter whether nft or iptables added the rule. The parameter rule holds
 // the attributes of an NFT_MSG_NEWRULE. Without a comment, RuleComment returns "".
 func RuleComment(rule []byte) string {
-	comment, _ := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
+	comment := CommentOf(Find(rule, unix.NFTA_RULE_USERDATA))
 	Each(Find(rule, unix.NFTA_RULE_EXPRESSIONS), func(b []byte) {
 		const matchName, matchInfo = 1, 3
 		own := Find(b, unix.NFTA_EXPR_DATA)

@@ -184,14 +184,7 @@ func ExecuteGets(c *nl.Conn, b *nl.Batch, same ...error) error {
 		return nil
 	}
 
-	same = append(same, fs.ErrNotExist)
-	for i := range b.Len() {
-		err := b.Err(i)
-		if err != nil && !slices.ContainsFunc(same, func(s error) bool { return errors.Is(err, s) }) {
-			return err
-		}
-	}
-	return nil
+	return b.FirstErr(append(same, fs.ErrNotExist)...)
 }
 
 // IsMissing reports whether err means that the kernel has no nf_tables and could not load it.
@@ -243,14 +236,7 @@ const MaxVerified = 8
 
 // Use enables the Verified, and restores the record that Text returned. If text is invalid, the record is empty.
 func (k *Verified) Use(text string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.on = true
-	k.generation, k.sums = parseVerified(text)
-}
-
-// parseVerified parses a text that Verified.Text returned. If text is invalid, it returns zero values.
-func parseVerified(text string) (generation uint32, sums []uint64) {
+	var sums []uint64
 	first, rest, _ := strings.Cut(text, " ")
 	n, err := strconv.ParseUint(first, 10, 32)
 	for field := range strings.SplitSeq(rest, " ") {
@@ -260,9 +246,12 @@ func parseVerified(text string) (generation uint32, sums []uint64) {
 	}
 
 	if err != nil || len(sums) > MaxVerified {
-		return 0, nil
+		n, sums = 0, nil
 	}
-	return uint32(n), sums
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.on, k.generation, k.sums = true, uint32(n), sums
 }
 
 // Text returns the record as text of at most 146 characters, for Use in another process. If the Verified is empty, Text

@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"io"
 	"io/fs"
+	"slices"
 	"sync"
 
 	"github.com/mdlayher/netlink"
@@ -70,7 +71,7 @@ func (b *Batch) AddSilent(op string, obj fmt.Stringer, m netlink.Message, err er
 	b.append(request{op: op, object: obj, want: nothing, err: err}, m)
 }
 
-// append encodes a message at the end of the batch. Conn.assignSequence sets the message's sequence number later.
+// append encodes a message at the end of the batch. Conn.send sets the message's sequence number later.
 func (b *Batch) append(r request, m netlink.Message) {
 
 	if b.buf == nil {
@@ -105,10 +106,12 @@ func (b *Batch) Reset() {
 // Err returns the error of the i-th request, counted from 0, after Execute.
 func (b *Batch) Err(i int) error { return b.reqs[i].error() }
 
-// firstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it.
-func (b *Batch) firstErr() error {
+// FirstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it. It
+// skips errors that match one in the list ignored.
+func (b *Batch) FirstErr(ignored ...error) error {
 	for i := range b.reqs {
-		if err := b.reqs[i].error(); err != nil {
+		err := b.reqs[i].error()
+		if err != nil && !slices.ContainsFunc(ignored, func(one error) bool { return errors.Is(err, one) }) {
 			return err
 		}
 	}
@@ -228,7 +231,7 @@ func (c *Conn) buffer() []byte {
 // request could not be encoded, or sendmsg fails, the kernel processes none.
 func (c *Conn) Execute(b *Batch) error {
 
-	if err := b.firstErr(); err != nil {
+	if err := b.FirstErr(); err != nil {
 		return err
 	}
 
@@ -238,20 +241,18 @@ func (c *Conn) Execute(b *Batch) error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	base := c.assignSequence(b)
-	if err := c.t.Send(b.buf); err != nil {
-		err = fmt.Errorf("send: %w", err)
-		b.unanswered(err)
-		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
+	base, err := c.send(b)
+	if err == nil {
+		err = c.collect(b, base)
 	}
 
-	if err := c.collect(b, base); err != nil {
+	if err != nil {
 		c.drain()
 		b.unanswered(err)
 		return opError(b.reqs[0].op, b.reqs[0].object, err, "")
 	}
 
-	return b.firstErr()
+	return b.FirstErr()
 }
 
 // Do calls Execute unless ctx is done. Once a batch is sent, the kernel's work on it cannot be interrupted.
@@ -287,14 +288,18 @@ func PassAbsent(err error) error {
 	return err
 }
 
-// assignSequence sets the sequence numbers of all requests, and returns the first one.
-func (c *Conn) assignSequence(b *Batch) uint32 {
-	base := c.seq + 1
+// send sets the sequence numbers of all requests, and sends the batch. It returns the first number.
+func (c *Conn) send(b *Batch) (base uint32, _ error) {
+	base = c.seq + 1
 	for i := range b.reqs {
 		c.seq++
 		binary.NativeEndian.PutUint32(b.buf[b.reqs[i].start+8:], c.seq)
 	}
-	return base
+
+	if err := c.t.Send(b.buf); err != nil {
+		return base, fmt.Errorf("send: %w", err)
+	}
+	return base, nil
 }
 
 // collect reads the answers to the batch b until the socket is empty, and passes each to its request. base is the
@@ -333,7 +338,7 @@ func (c *Conn) collect(b *Batch, base uint32) error {
 	}
 
 	// Set ErrNoAnswer only if no request failed. If a transaction fails, the kernel answers only the failed requests.
-	if lost == nil && b.firstErr() == nil {
+	if lost == nil && b.FirstErr() == nil {
 		b.unanswered(ErrNoAnswer)
 	}
 
@@ -415,7 +420,7 @@ func (c *Conn) Walk(ctx context.Context, op string, m netlink.Message, err error
 	var b Batch
 	m.Header.Flags |= netlink.Dump
 	b.append(request{op: op, want: object, err: err}, m)
-	if err := b.firstErr(); err != nil {
+	if err := b.FirstErr(); err != nil {
 		return err
 	}
 	l := listing(m.Header.Type)
@@ -479,10 +484,11 @@ type reading struct {
 
 // readDump reads a list once, and calls the callback each with every object.
 func (c *Conn) readDump(b *Batch, l kind, each func(netlink.Message) error) (r reading, _ error) {
-	seq := c.assignSequence(b)
-	if err := c.t.Send(b.buf); err != nil {
-		return r, fmt.Errorf("send: %w", err)
+	seq, err := c.send(b)
+	if err != nil {
+		return r, err
 	}
+
 	sum := fnv.New64a()
 	buf := c.buffer()
 	for {
@@ -573,18 +579,13 @@ func (k kind) identify(sum io.Writer, data []byte) {
 // dumpError returns the error in the message that ends a listing. It returns nil if the kernel has written the whole
 // list.
 func dumpError(op string, m netlink.Message) error {
-	if len(m.Data) < 4 {
+	const errnoLen = 4
+	if len(m.Data) < errnoLen {
 		return nil
 	}
 
-	errno := unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
-	if errno == 0 {
-		return nil
+	if errno, text := kernelError(m, errnoLen); errno != 0 {
+		return opError(op, nil, errno, text)
 	}
-
-	text := ""
-	if m.Header.Flags&netlink.AcknowledgeTLVs != 0 {
-		text = extAck(m.Data[4:])
-	}
-	return opError(op, nil, errno, text)
+	return nil
 }

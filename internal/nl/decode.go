@@ -146,27 +146,24 @@ func Keep(ad *netlink.AttributeDecoder) netlink.Attribute {
 // ackError parses an NLMSG_ERROR. For an acknowledgement, errno is 0. Otherwise it returns the errno, and the
 // kernel's text if there is one (include/uapi/linux/netlink.h, enum nlmsgerr_attrs).
 func ackError(m netlink.Message) (errno unix.Errno, text string, err error) {
-	const headerLen = 4 + unix.NLMSG_HDRLEN // struct nlmsgerr: the errno and the request's header
+	// The header is struct nlmsgerr: the errno and the request's header. The request's payload does not follow, since
+	// newSocket sets NETLINK_CAP_ACK.
+	const headerLen = 4 + unix.NLMSG_HDRLEN
 	if len(m.Data) < headerLen {
 		return 0, "", fmt.Errorf("%w: an acknowledgement of %d bytes", ErrMalformed, len(m.Data))
 	}
 
-	errno = unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data)))
-	if m.Header.Flags&netlink.AcknowledgeTLVs == 0 {
-		return errno, "", nil
-	}
+	errno, text = kernelError(m, headerLen)
+	return errno, text, nil
+}
 
-	skip := headerLen
-	if m.Header.Flags&netlink.Capped == 0 {
-		// Skip the request's payload, which follows its header.
-		n := int(binary.NativeEndian.Uint32(m.Data[4:]))
-		if n < unix.NLMSG_HDRLEN || align(n) > len(m.Data)-4 {
-			return errno, "", nil
-		}
-		skip = 4 + align(n)
+// kernelError returns the errno at the beginning of a message, and the kernel's text if there is one. The text follows
+// a header of the given length in bytes.
+func kernelError(m netlink.Message, header int) (errno unix.Errno, text string) {
+	if m.Header.Flags&netlink.AcknowledgeTLVs != 0 {
+		text = extAck(m.Data[header:])
 	}
-
-	return errno, extAck(m.Data[skip:]), nil
+	return unix.Errno(-int32(binary.NativeEndian.Uint32(m.Data))), text
 }
 
 // extAck returns the text of an extended acknowledgement, or a text about a missing attribute. If there is neither, it

@@ -147,25 +147,17 @@ func (s *socket) makeRoom(n int) error {
 func (s *socket) Receive(b []byte) (int, error) {
 	for {
 		n, port, err := receive(s.fd, b, unix.MSG_DONTWAIT|unix.MSG_TRUNC)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-
-		if errors.Is(err, unix.EAGAIN) {
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
 			return 0, ErrEmpty
-		}
-
-		if err != nil {
+		case err != nil:
 			return 0, err
-		}
-
-		if n > len(b) {
+		case n > len(b):
 			return 0, fmt.Errorf("%w: a datagram of %d bytes, where %d fit", ErrMalformed, n, len(b))
-		}
-
-		// Ignore messages from other processes, since any process in the network namespace can send to a netlink
-		// socket. Messages from the kernel have the port 0.
-		if port == 0 {
+		case port == 0:
+			// Ignore messages from other processes, since any process in the network namespace can send to a netlink
+			// socket. Messages from the kernel have the port 0.
 			s.debug.print("recv", b[:n])
 			return n, nil
 		}
@@ -272,16 +264,11 @@ const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.9); needs
 // 6.8 and later, the request ETHTOOL_GLINK does the worker's job for the link. On older kernels, RefreshCarrier waits
 // for the worker, up to carrierPatience. It returns no error, since the caller could do nothing about it.
 func (c *Conn) RefreshCarrier(link string) {
-	if s, ok := c.t.(*socket); ok {
-		s.refreshCarrier(link)
+	s, ok := c.t.(*socket)
+	if !ok {
+		return
 	}
-}
 
-// carrierPatience is the longest time that RefreshCarrier waits for the worker. The worker needs much less on a machine
-// that is not overloaded.
-const carrierPatience = 100 * time.Millisecond
-
-func (s *socket) refreshCarrier(link string) {
 	if up, err := s.ethtool(link, unix.ETHTOOL_GLINK, 0); err != nil || up == 0 {
 		return
 	}
@@ -305,31 +292,33 @@ func (s *socket) refreshCarrier(link string) {
 	}
 }
 
+// carrierPatience is the longest time that RefreshCarrier waits for the worker. The worker needs much less on a machine
+// that is not overloaded.
+const carrierPatience = 100 * time.Millisecond
+
 // StopTxOffload turns off transmit checksum offload (ETHTOOL_STXCSUM) and scatter-gather (ETHTOOL_SSG) of a link in the
 // socket's network namespace. The kernel then computes all checksums before the link sends. It also copies memory pages
 // that the sender could still change. Turning the offloads on again needs CAP_NET_ADMIN in that namespace.
 func (c *Conn) StopTxOffload(link string) error {
-	s, ok := c.t.(*socket)
-	if !ok {
-		return nil
-	}
-	for _, offload := range []uint32{unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG} {
-		if _, err := s.ethtool(link, offload, 0); err != nil {
-			return &tombolo.OpError{Op: "turn off offloads of link", Object: link, Err: err}
-		}
-	}
-	return nil
+	return c.setOffloads("turn off offloads of link", link, 0, unix.ETHTOOL_STXCSUM, unix.ETHTOOL_SSG)
 }
 
 // StartGRO turns on GRO for a veth link in the socket's network namespace (ETHTOOL_SGRO). The link then joins TCP
 // segments that its peer sends one by one. The kernel then also verifies their checksums.
 func (c *Conn) StartGRO(link string) error {
+	return c.setOffloads("turn on GRO of link", link, 1, unix.ETHTOOL_SGRO)
+}
+
+// setOffloads sets offloads of a link by ethtool requests. A value of 1 turns them on, and 0 off.
+func (c *Conn) setOffloads(op, link string, value uint32, requests ...uint32) error {
 	s, ok := c.t.(*socket)
 	if !ok {
 		return nil
 	}
-	if _, err := s.ethtool(link, unix.ETHTOOL_SGRO, 1); err != nil {
-		return &tombolo.OpError{Op: "turn on GRO of link", Object: link, Err: err}
+	for _, request := range requests {
+		if _, err := s.ethtool(link, request, value); err != nil {
+			return &tombolo.OpError{Op: op, Object: link, Err: err}
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -157,11 +158,19 @@ func (q *queue) receive(fd, flags int) ([]netlink.Message, error) {
 			err = unix.EAGAIN
 		}
 
+		q.debug.print("recv", q.buf[:n])
+		var list []netlink.Message
+		for b := q.buf[:n]; err == nil && len(b) > 0; {
+			var m netlink.Message
+			m, b, err = next(b)
+			list = append(list, m)
+		}
+
 		if err != nil {
 			return nil, fmt.Errorf("receive announcement: %w", err)
 		}
 
-		return q.messages(n)
+		return list, nil
 	}
 }
 
@@ -192,21 +201,6 @@ func (f *Feed) Next() (list []netlink.Message, err error) {
 	}
 
 	return list, err
-}
-
-// messages splits a datagram of n bytes in the buffer into its messages.
-func (q *queue) messages(n int) ([]netlink.Message, error) {
-	b := q.buf[:n]
-	q.debug.print("recv", b)
-	var list []netlink.Message
-	for len(b) > 0 {
-		m, rest, err := next(b)
-		if err != nil {
-			return nil, fmt.Errorf("receive announcement: %w", err)
-		}
-		list, b = append(list, m), rest
-	}
-	return list, nil
 }
 
 // Kind describes announcements that a Feed from FollowOnly receives.
@@ -250,25 +244,20 @@ func filter(fd int, kinds []Kind) error {
 	var list []bpf.Instruction
 	for _, k := range kinds {
 		accept := []bpf.Instruction{bpf.RetConstant{Val: all}}
-		if k.Size != 0 {
-			size := binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, k.Size))
-			accept = []bpf.Instruction{bpf.LoadAbsolute{Off: 0, Size: 4},
-				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: size, SkipTrue: 1}, accept[0]}
+		require := func(at uint32, number []byte) {
+			// The filter loads numbers in network byte order, but the message contains them in the host's byte order.
+			value := binary.BigEndian.Uint32(slices.Concat(make([]byte, 4-len(number)), number))
+			accept = append([]bpf.Instruction{bpf.LoadAbsolute{Off: at, Size: len(number)},
+				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: value, SkipTrue: uint8(len(accept))}}, accept...)
+		}
+		switch {
+		case k.At != 0:
+			require(bodyAt+k.At, []byte{k.Byte})
+		case k.Size != 0:
+			require(0, binary.NativeEndian.AppendUint32(nil, k.Size))
 		}
 
-		if k.At != 0 {
-			accept = []bpf.Instruction{
-				bpf.LoadAbsolute{Off: bodyAt + k.At, Size: 1},
-				bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(k.Byte), SkipTrue: 1},
-				accept[0],
-			}
-		}
-
-		// Swap the bytes if the host is little-endian: the filter loads numbers in network byte order, but the
-		// message contains them in the host's byte order.
-		wanted := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, k.Type))
-		list = append(list, bpf.LoadAbsolute{Off: typeAt, Size: 2},
-			bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: uint32(wanted), SkipTrue: uint8(len(accept))})
+		require(typeAt, binary.NativeEndian.AppendUint16(nil, k.Type))
 		list = append(list, accept...)
 	}
 

@@ -77,20 +77,27 @@ func prefixOrAll(p netip.Prefix) string {
 
 // Rules returns the policy rules of IPv4 and IPv6, each family in the kernel's order.
 func Rules(c *nl.Conn) ([]Rule, error) {
-	var list []Rule
-	ask, err := nl.Marshal(unix.RTM_GETRULE, 0, (&rtnetlink.RuleMessage{}).MarshalBinary, nil)
-	err = c.List(context.Background(), "list rules", ask, err, func(m netlink.Message) error {
-		if m.Header.Type != unix.RTM_NEWRULE {
+	return list(c, "list rules", unix.RTM_GETRULE, (&rtnetlink.RuleMessage{}).MarshalBinary, decodeRule)
+}
+
+// list returns all objects of a kind. ask is the type of the request, whose body is empty. decode parses an object, and
+// reports whether its family is known. list skips other objects.
+func list[T any](c *nl.Conn, op string, ask netlink.HeaderType, body func() ([]byte, error),
+	decode func([]byte) (T, bool, error)) (all []T, _ error) {
+	const fromGetToNew = unix.RTM_NEWRULE - unix.RTM_GETRULE // the difference is the same for all kinds
+	m, err := nl.Marshal(ask, 0, body, nil)
+	err = c.List(context.Background(), op, m, err, func(m netlink.Message) error {
+		if int(m.Header.Type) != int(ask)+fromGetToNew {
 			return nil
 		}
-		r, known, err := decodeRule(m.Data)
+		one, known, err := decode(m.Data)
 		if known {
-			list = append(list, r)
+			all = append(all, one)
 		}
 		return err
 	})
 
-	return list, err
+	return all, err
 }
 
 // Foreign returns the first rule that applies to a packet from src to dst. The second result is false if there is none.
@@ -245,20 +252,7 @@ func (n NeighbourEntry) String() string { return n.Addr.String() + " on link " +
 
 // Neighbours returns the neighbour entries of all links.
 func Neighbours(c *nl.Conn) ([]NeighbourEntry, error) {
-	var list []NeighbourEntry
-	ask, err := nl.Marshal(unix.RTM_GETNEIGH, 0, (&rtnetlink.NeighMessage{}).MarshalBinary, nil)
-	err = c.List(context.Background(), "list neighbours", ask, err, func(m netlink.Message) error {
-		if m.Header.Type != unix.RTM_NEWNEIGH {
-			return nil
-		}
-		n, known, err := decodeNeighbour(m.Data)
-		if known {
-			list = append(list, n)
-		}
-		return err
-	})
-
-	return list, err
+	return list(c, "list neighbours", unix.RTM_GETNEIGH, (&rtnetlink.NeighMessage{}).MarshalBinary, decodeNeighbour)
 }
 
 // Find returns the neighbour entry of an address on a link (Linux 5.0). If there is none, the error matches

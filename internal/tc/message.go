@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"math/bits"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -146,12 +145,8 @@ func (l Device) AddClsact(b *nl.Batch) {
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "clsact") })
 }
 
-// filter returns the header of a request about filters with our priority at the ingress.
-func (l Device) filter(handle uint32, protocol uint16) []byte {
-	return l.filterAt(Ingress, handle, protocol)
-}
-
-func (l Device) filterAt(place, handle uint32, protocol uint16) []byte {
+// filter returns the header of a request about filters with our priority at a place, Ingress or Egress.
+func (l Device) filter(place, handle uint32, protocol uint16) []byte {
 	return l.header(handle, place, uint32(Priority)<<16|uint32(htons(protocol)))
 }
 
@@ -163,7 +158,7 @@ func htons(v uint16) uint16 {
 // to the egress of the link with the index to. The filter is a u32 with a single key that matches everything, since
 // not every kernel has matchall.
 func (l Device) AddRedirect(b *nl.Batch, to int) {
-	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(0, unix.ETH_P_ALL),
+	l.add(b, "add filter to", unix.RTM_NEWTFILTER, netlink.Create|netlink.Excl, l.filter(Ingress, 0, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "u32", func(ae *netlink.AttributeEncoder) {
 				var sel [sizeofU32Sel + sizeofU32Key]byte
@@ -192,14 +187,14 @@ func redirect(to int) []byte {
 // DelFilters appends a request that deletes all filters with our priority at the ingress. All of them must have the
 // given protocol.
 func (l Device) DelFilters(b *nl.Batch, protocol uint16) {
-	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(0, protocol), nil)
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(Ingress, 0, protocol), nil)
 }
 
 // SetProgram appends a request that adds a filter with a classic BPF program at the ingress. The program is an array
 // of struct sock_filter, and its result is the verdict on the packet. The filter replaces an existing one with the
 // same handle.
 func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(handle, unix.ETH_P_ALL),
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(Ingress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint16(bpfOpsLen, uint16(len(program)/sizeofSockFilter))
@@ -213,7 +208,7 @@ func (l Device) SetProgram(b *nl.Batch, handle uint32, program []byte) {
 // descriptor. The program's result is the verdict on the packet. The filter replaces an existing one with the same
 // handle. The kernel stores name, of at most 255 bytes, and lists it with the filter.
 func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
-	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filterAt(Egress, handle, unix.ETH_P_ALL),
+	l.add(b, "set filter of", unix.RTM_NEWTFILTER, netlink.Create, l.filter(Egress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) {
 			options(ae, "bpf", func(ae *netlink.AttributeEncoder) {
 				ae.Uint32(bpfFD, uint32(fd))
@@ -225,7 +220,7 @@ func (l Device) SetObject(b *nl.Batch, handle uint32, fd int, name string) {
 
 // DelProgram appends a request that deletes the filter that SetProgram has added with this handle.
 func (l Device) DelProgram(b *nl.Batch, handle uint32) {
-	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(handle, unix.ETH_P_ALL),
+	l.add(b, "delete filter of", unix.RTM_DELTFILTER, 0, l.filter(Ingress, handle, unix.ETH_P_ALL),
 		func(ae *netlink.AttributeEncoder) { ae.String(unix.TCA_KIND, "bpf") })
 }
 
@@ -249,17 +244,8 @@ func Look(ctx context.Context, c *nl.Conn, b *nl.Batch) error {
 		return err
 	}
 
-	var errs []error
-	for i := range b.Len() {
-		// Ignore a missing answer and EINVAL too. They mean that the link was never up, so that its qdisc is only a
-		// placeholder.
-		if err := b.Err(i); !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, nl.ErrNoAnswer) &&
-			!errors.Is(err, unix.EINVAL) {
-			errs = append(errs, err)
-		}
-	}
-
-	return errors.Join(errs...)
+	// A missing answer and EINVAL mean that the link was never up, so that its qdisc is only a placeholder.
+	return b.FirstErr(fs.ErrNotExist, nl.ErrNoAnswer, unix.EINVAL)
 }
 
 // Filters lists the filters of a link at the given places, Ingress and Egress. own contains the filters with our
@@ -345,33 +331,20 @@ func (q *Qdisc) Decode(b []byte) error {
 // Ours reports whether the qdisc has the kind and the handle of a qdisc of SetTBF.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
-// Burst returns the burst in bytes. It is as exact as a tick permits.
-func (q Qdisc) Burst() uint64 {
-	const second = 1e9
-	high, low := bits.Mul64(q.Rate, uint64(q.Ticks)*tick)
-	low, carry := bits.Add64(low, second/2, 0)
-	high += carry
-	if high >= second {
-		return 0 // larger than any limit: 274 s at 2⁶³ bytes per second
-	}
-	bytes, _ := bits.Div64(high, low, second)
-	return bytes
+// Burst returns the burst in bytes, or the largest number if it is larger. It is as exact as a tick permits.
+func (q Qdisc) Burst() uint32 {
+	return uint32(min(math.Round(float64(q.Rate)*float64(q.Ticks)*tick/1e9), math.MaxUint32))
 }
 
 // Is reports whether the qdisc has the parameters of the bucket w, as SetTBF sets them.
 func (q Qdisc) Is(w Bucket) bool {
-	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit {
+	if !q.Ours() || q.Peaked || q.Rate != w.Rate || q.Limit != w.Limit || w.Rate == 0 {
 		return false
 	}
 
 	// Compare times, with a tolerance, since the kernel stores the burst as a time. Its conversion is exact to some
 	// nine digits at common rates, and to four digits at the highest rates.
-	high, low := bits.Mul64(uint64(w.Burst), 1e9)
-	if high >= w.Rate {
-		return false
-	}
-
-	ns, _ := bits.Div64(high, low, w.Rate)
+	ns := uint64(w.Burst) * 1e9 / w.Rate
 	want, have := uint64(uint32(ns/tick)), uint64(q.Ticks) // the kernel reports 32 bits, which is 274 s
 	off := max(want, have) - min(want, have)
 	return off <= 1+want/1000

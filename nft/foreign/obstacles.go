@@ -59,13 +59,18 @@ type Path struct {
 func (c *Conn) Obstacles(ctx context.Context, path Path) ([]Obstacle, error) {
 	var list []Obstacle
 	err := c.planned(ctx, path.Bridge, func(p *plan) (err error) {
-		list, err = c.legacy(path)
-		for _, family := range families() {
-			if err == nil && path.has(family) {
-				list, err = p.appendObstacles(ctx, list, family, path)
-			}
+		if list, err = c.legacy(path); err != nil {
+			return err
 		}
-		return err
+
+		affected := slices.DeleteFunc(families(), func(family uint8) bool { return !path.has(family) })
+		return p.eachForward(affected, func(at chain, ch nftnl.Chain) error {
+			o, err := p.obstacle(ctx, at, ch, path)
+			if o != nil {
+				list = append(list, *o)
+			}
+			return err
+		})
 	})
 
 	return list, err
@@ -77,8 +82,8 @@ func (c *Conn) HasFirewalld(ctx context.Context) (is, strict bool, _ error) {
 	err := nftnl.List(c.nl, "list chains", unix.NFPROTO_UNSPEC, unix.NFT_MSG_GETCHAIN, func(data []byte) error {
 		ch := nftnl.DecodeChain(data)
 		// FWD_trusted is firewalld's chain if it uses iptables.
-		is = is || strings.HasPrefix(ch.Table, "firewalld") || ch.Name == "FWD_trusted"
-		strict = strict || ch.Table == "firewalld" && ch.Name == strictForward
+		is = is || strings.HasPrefix(ch.Table, firewalld) || ch.Name == "FWD_trusted"
+		strict = strict || ch.Table == firewalld && ch.Name == strictForward
 		return nil
 	})
 	return is, strict, err
@@ -175,7 +180,7 @@ func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint
 
 		var remedy string
 		switch {
-		case at.table == "firewalld":
+		case at.table == firewalld:
 			remedy = "sed -i 's/^IPv6_rpfilter=.*/IPv6_rpfilter=no/' /etc/firewalld/firewalld.conf && " +
 				"firewall-cmd --reload"
 		case at.family != unix.NFPROTO_INET:
@@ -201,39 +206,32 @@ func (p *Path) has(family uint8) bool {
 		})
 }
 
-// appendObstacles appends the obstacles in base chains of the family. It skips our own chains.
-func (p *plan) appendObstacles(ctx context.Context, list []Obstacle, family uint8, path Path) ([]Obstacle, error) {
-	chains, err := p.forwardChains(family)
-	for _, ch := range chains {
-		o, unread := p.obstacle(ctx, chain{family, ch.Table, ch.Name}, ch, path)
-		err = cmp.Or(err, unread)
-		if o != nil {
-			list = append(list, *o)
+// eachForward calls the function do for each base chain of the families that sees forwarded packets, except our own.
+func (p *plan) eachForward(families []uint8, do func(at chain, ch nftnl.Chain) error) error {
+	for _, family := range families {
+		var list []nftnl.Chain
+		err := p.chains(family, func(ch nftnl.Chain) { list = append(list, ch) })
+		for _, ch := range list {
+			if isForwardHook(ch) {
+				err = cmp.Or(err, do(chain{family, ch.Table, ch.Name}, ch))
+			}
+		}
+
+		if err != nil {
+			return err
 		}
 	}
 
-	return list, err
-}
-
-// forwardChains lists the base chains of a family that see forwarded packets, except our own.
-func (p *plan) forwardChains(family uint8) (chains []nftnl.Chain, err error) {
-	err = p.chains(family, func(ch nftnl.Chain) {
-		if isForwardHook(ch) {
-			chains = append(chains, ch)
-		}
-	})
-	return chains, err
+	return nil
 }
 
 // obstacle returns the first obstacle in a chain, or nil if there is none. Unless path.Switched is set, it also
 // returns nil if Ensure removes the obstacle, or if firewalld has the link in its zone trusted.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
-	link := path.Bridge
+	link, pods := path.Bridge, packet{link: path.Bridge}
 	if path.Switched {
-		b := base{policy: policyOf(ch)}
-		isFirewalld := strings.HasPrefix(at.table, "firewalld")
-		p.read(ctx, &b, at, &packet{known: p.mark, link: link, to: link, firewalld: isFirewalld})
-		o, _ := b.obstacle(at.String())
+		pods.to = link
+		b, o, _ := p.examine(ctx, at, ch, pods)
 		return o, b.err
 	}
 	for _, f := range p.families {
@@ -242,23 +240,17 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 		}
 	}
 
-	const firewalld = "firewalld" // also firewalld_policy_drop, which exists while firewalld loads its rules
-	isFirewalld := strings.HasPrefix(at.table, firewalld)
-	pods := &packet{known: p.mark, link: link, firewalld: isFirewalld}
-
 	// The kernel calls chains with the same priority in reverse order of their creation. So packets have our mark for
 	// certain only in chains with a later priority.
 	if ch.Priority > nftnl.PriorityForward {
 		pods.mark = p.mark
 	}
 
-	b := base{policy: policyOf(ch)}
-	p.read(ctx, &b, at, pods)
-	o, number := b.obstacle(at.String())
+	b, o, number := p.examine(ctx, at, ch, pods)
 	switch {
 	case o == nil || at.table == firewalld && b.isTrusted():
 		return nil, b.err
-	case isFirewalld:
+	case at.isFirewalld():
 		// Suggest a reload. It also waits for a reload in progress, and removes the rules that an interrupted reload
 		// has left.
 		o.Firewalld, o.Remedy = true, "firewall-cmd --reload"
@@ -282,6 +274,22 @@ func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path
 	}
 
 	return o, b.err
+}
+
+const firewalld = "firewalld" // the name of firewalld's table
+
+// isFirewalld reports whether a chain is firewalld's. While firewalld loads its rules, it has another table,
+// firewalld_policy_drop.
+func (ch chain) isFirewalld() bool { return strings.HasPrefix(ch.table, firewalld) }
+
+// examine reads a base chain and the chains that it calls, and evaluates their rules for the packets pods. It returns
+// the chain, and the results of base.obstacle. If reading fails, the chain's err is the error.
+func (p *plan) examine(ctx context.Context, at chain, ch nftnl.Chain, pods packet) (*base, *Obstacle, int) {
+	pods.known, pods.firewalld = p.mark, at.isFirewalld()
+	b := &base{policy: policyOf(ch)}
+	p.read(ctx, b, at, &pods)
+	o, number := b.obstacle(at.String())
+	return b, o, number
 }
 
 // isTrusted reports whether the link is in firewalld's zone trusted. Other zones and policies of firewalld may still
@@ -390,18 +398,13 @@ func (c *Conn) Openings(ctx context.Context, link string, pod netip.Addr, admitt
 			open = append(open, openByIptables(iptablesProgram(family)+"-legacy", 1, pod))
 		}
 
-		for _, hookFamily := range []uint8{unix.NFPROTO_INET, family} {
-			chains, unread := p.forwardChains(hookFamily)
-			err = cmp.Or(err, unread)
-			for _, ch := range chains {
-				at := chain{hookFamily, ch.Table, ch.Name}
-				command, unread := p.opening(ctx, at, ch, link, pod, admitted, limited)
-				if err = cmp.Or(err, unread); command != nil {
-					open = append(open, command)
-				}
+		return cmp.Or(err, p.eachForward([]uint8{unix.NFPROTO_INET, family}, func(at chain, ch nftnl.Chain) error {
+			command, err := p.opening(ctx, at, ch, link, pod, admitted, limited)
+			if command != nil {
+				open = append(open, command)
 			}
-		}
-		return err
+			return err
+		}))
 	})
 
 	return open, err
@@ -419,15 +422,12 @@ func (p *plan) opening(ctx context.Context, at chain, ch nftnl.Chain, link strin
 		source = `source address="CALLER" `
 	}
 
-	b := base{policy: policyOf(ch)}
-	isFirewalld := strings.HasPrefix(at.table, "firewalld")
-	p.read(ctx, &b, at, &packet{known: p.mark, to: link, redirected: true, firewalld: isFirewalld})
-	o, number := b.obstacle(at.String())
+	b, o, number := p.examine(ctx, at, ch, packet{to: link, redirected: true})
 	isIptables := at.family != unix.NFPROTO_INET && at.name == iptablesForward
 	switch {
-	case o == nil, admitted && !(isFirewalld && b.leadsTo(strictForward)):
+	case o == nil, admitted && !(at.isFirewalld() && b.leadsTo(strictForward)):
 		return nil, b.err
-	case isFirewalld: // firewalld applies its policies only after it has rejected redirected packets
+	case at.isFirewalld(): // firewalld applies its policies only after it has rejected redirected packets
 		return func(protocol, host, podPort string) string {
 			return fmt.Sprintf(`firewall-cmd --permanent --add-rich-rule='rule family="ipv%s" %sforward-port `+
 				`port="%s" protocol="%s" to-port="%s" to-addr="%s"' && firewall-cmd --reload`,

@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -116,20 +117,13 @@ func (n *Network) bridgeElements() []Element {
 // recognized by its comment. If networks share a bridge, its elements have the comment of one of them.
 func (n *Network) BridgeComment() string {
 	comment := networkComment(n.Key) + "," + n.Policy
-	if n.NFCall {
-		comment += ",nf"
-	}
-
-	if n.LAN {
-		comment += ",lan"
-	}
-
-	if n.Gateway {
-		comment += ",gw"
-	}
-
-	if n.Internal {
-		comment += ",internal"
+	for _, setting := range [...]struct {
+		is   bool
+		name string
+	}{{n.NFCall, ",nf"}, {n.LAN, ",lan"}, {n.Gateway, ",gw"}, {n.Internal, ",internal"}} {
+		if setting.is {
+			comment += setting.name
+		}
 	}
 
 	return comment
@@ -201,6 +195,7 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 	// look up routes, and accept only packets that come in and go out by a bridge. They accept such a packet if its
 	// destination is behind its incoming link. They also accept it if the host has no route to its destination, or no
 	// route to its source by its incoming link.
+	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
 	for _, route := range []struct {
 		text   string
 		fib    expr.Fib
@@ -211,7 +206,8 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 		{"what such a bridge forwards, from where the host has no route by it",
 			expr.Fib{FlagSADDR: true, FlagIIF: true}, false},
 	} {
-		list.begin(route.text).betweenBridges().hasRoute(route.fib, route.exists).Return()
+		list.begin(route.text).isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge).
+			hasRoute(route.fib, route.exists).Return()
 	}
 
 	for _, c := range closed {
@@ -224,12 +220,6 @@ func (list *rules) addPodsOnly(closed []Closed, mark uint32) {
 
 		list.begin("the host is no router of " + f.name).is(f).Drop()
 	}
-}
-
-// betweenBridges matches packets that come in by a bridge and go out by a bridge, which may be the same one.
-func (x expressions) betweenBridges() expressions {
-	bridge := nftnl.LinkKey("bridge", nil, 0) // a kind has the same length as a link's name
-	return x.isMeta(metaIIFKind, bridge).isMeta(metaOIFKind, bridge)
 }
 
 // NFT_META_IIFKIND and NFT_META_OIFKIND of include/uapi/linux/netfilter/nf_tables.h. A hardware link has no kind.
@@ -313,13 +303,7 @@ func normalDedup(list []Dedup) []Dedup {
 }
 
 func compareDedups(a, b Dedup) int {
-	if c := comparePrefixes(a.Subnet, b.Subnet); c != 0 {
-		return c
-	}
-	if c := a.Gateway.Compare(b.Gateway); c != 0 {
-		return c
-	}
-	return slices.Compare(a.BridgeMAC, b.BridgeMAC)
+	return cmp.Or(a.Subnet.Compare(b.Subnet), a.Gateway.Compare(b.Gateway), slices.Compare(a.BridgeMAC, b.BridgeMAC))
 }
 
 // isSentBy adds a match for packets of the subnet's family that leave by a pod's port with the bridge's MAC as

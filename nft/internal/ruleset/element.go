@@ -150,11 +150,7 @@ func Number16(n uint16) []byte { return binary.BigEndian.AppendUint16(nil, n) }
 
 // FamilyOf returns the Family of an address.
 func FamilyOf(a netip.Addr) Family {
-	all := Families()
-	if a.Is4() {
-		return all[0]
-	}
-	return all[1]
+	return Families()[familyIndex(a)]
 }
 
 // OwnerPrefix is the beginning of the comments of our elements. The 1 is the version of the comments' format.

@@ -92,12 +92,6 @@ func (x expressions) isReply() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpNeq, replyStates)
 }
 
-// isNoReply matches packets that isReply does not match: those that open a connection, and those without a
-// connection.
-func (x expressions) isNoReply() expressions {
-	return x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates)
-}
-
 // replyStates are the bits of the conntrack states "established" and "related".
 const replyStates = established | 1<<2
 
@@ -106,10 +100,6 @@ const established = 1 << 1
 // isRedirected matches packets of connections whose destination was changed, by our rules or by another program's.
 func (x expressions) isRedirected() expressions {
 	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpNeq, dstNAT)
-}
-
-func (x expressions) isNotRedirected() expressions {
-	return x.hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT)
 }
 
 const dstNAT = 1 << 5 // IPS_DST_NAT of enum ip_conntrack_status
@@ -185,11 +175,6 @@ func (x expressions) linkNotIn(linkName expr.MetaKey, sets ...string) expression
 	return x
 }
 
-// portIn matches packets if the set contains their incoming link together with some bytes of a header.
-func (x expressions) portIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
-	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isIn(set)
-}
-
 // portNotIn matches packets if the set does not contain their incoming link together with some bytes of a header.
 func (x expressions) portNotIn(base expr.PayloadBase, offset, length uint32, set string) expressions {
 	return x.loadLinkAnd(expr.MetaKeyIIFNAME, base, offset, length).isNotIn(set)
@@ -204,7 +189,7 @@ func (x expressions) loadLinkAnd(linkName expr.MetaKey, base expr.PayloadBase, o
 // isPod matches packets of family f whose address at an offset in the header is a pod's. The pod must be behind the
 // packet's incoming or outgoing link, which link selects.
 func (x expressions) isPod(f Family, link expr.MetaKey, offset uint32) expressions {
-	return x.is(f).loadLinkAddress(link, offset, f).isIn(f.pods)
+	return x.is(f).loadLinkAddress(link, offset, f).isIn(f.Pods)
 }
 
 // loadAddress loads an address at an offset of the IP header.
@@ -261,13 +246,13 @@ type Family struct {
 	All       netip.Prefix
 	multicast netip.Prefix // all multicast addresses
 
-	// The names of the sets and maps for pods and published ports. pods contains the addresses of pods, each with the
+	// The names of the sets and maps for pods and published ports. Pods contains the addresses of pods, each with the
 	// link to the pod. HostPorts maps a port on all addresses of the host to a pod's address and port. HostAddrs is the
 	// map for ports on one address. Published contains the pods' own ports that host ports lead to, unless
 	// nft.Endpoint.Unadmitted is set. Selves contains pairs of two addresses of one pod, which match calls to itself.
 	// Services contains host addresses that ports on all addresses are not published on. SNATAll and SNATNone contain
 	// pods' ports with this value of nft.Endpoint.PortSNAT.
-	pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
+	Pods, HostAddrs, HostPorts, Published, Selves, Services, SNATAll, SNATNone string
 
 	// The names of the sets for egress policies and for callers of host ports. egress contains the destinations that
 	// pods of a bridge may call. limited contains the pods with a policy of their own, and podEgress their
@@ -282,7 +267,7 @@ func Families() [2]Family {
 		name: "IPv4", Proto: unix.NFPROTO_IPV4, AddrLen: Addr4Len, addrType: nftnl.TypeIPv4, src: 12, dst: 16,
 		All:       netip.PrefixFrom(netip.IPv4Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom4([4]byte{224}), 4),
-		pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
+		Pods:      Pods4Set, HostAddrs: "hostaddrs4", HostPorts: "hostports4", Published: "published4",
 		Selves: "selves4", Services: "services4", SNATAll: "snatall4", SNATNone: "snatnone4",
 		egress: "egress4", limited: "limited4", podEgress: "pod-egress4",
 		refused: "refused4", excepted: "excepted4",
@@ -290,7 +275,7 @@ func Families() [2]Family {
 		name: "IPv6", Proto: unix.NFPROTO_IPV6, AddrLen: addr6Len, addrType: nftnl.TypeIPv6, src: 8, dst: 24,
 		All:       netip.PrefixFrom(netip.IPv6Unspecified(), 0),
 		multicast: netip.PrefixFrom(netip.AddrFrom16([16]byte{0xff}), 8),
-		pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
+		Pods:      Pods6Set, HostAddrs: "hostaddrs6", HostPorts: "hostports6", Published: "published6",
 		Selves: "selves6", Services: "services6", SNATAll: "snatall6", SNATNone: "snatnone6",
 		egress: "egress6", limited: "limited6", podEgress: "pod-egress6",
 		refused: "refused6", excepted: "excepted6",
@@ -355,7 +340,7 @@ func (x expressions) isNotL4(protocol byte) expressions {
 // isOwn matches packets with a value that belongs to their incoming port. The value consists of length bytes at an
 // offset in the network header, and set contains the values of all ports.
 func (x expressions) isOwn(offset, length uint32, set string) expressions {
-	return x.portIn(expr.PayloadBaseNetworkHeader, offset, length, set)
+	return x.loadLinkAnd(expr.MetaKeyIIFNAME, expr.PayloadBaseNetworkHeader, offset, length).isIn(set)
 }
 
 // isOwnID matches packets with an address that SLAAC may assign to the pod behind the incoming port. offset is the

@@ -65,9 +65,7 @@ type Transaction struct {
 
 // Begin starts a transaction. If generation is not nil, the kernel refuses the transaction (ERESTART) if anything in
 // the namespace's nf_tables has changed since that generation. See nftnl.VisibleGeneration.
-func (t Tables) Begin(generation *uint32) *Transaction { return t.Name.begin(generation) }
-
-func (name TableName) begin(generation *uint32) *Transaction {
+func (name TableName) Begin(generation *uint32) *Transaction {
 	return &Transaction{nftnl.Begin(generation), generation, name}
 }
 
@@ -410,14 +408,10 @@ func (t Tables) Inventory(family uint8) (*Inventory, error) {
 // RemoveNetwork deletes the chains and sets of a network from the table. If inUse is false, RemoveNetwork deletes the
 // whole table, including the chains that all networks share.
 func (inv *Inventory) RemoveNetwork(t *Transaction, key string, inUse bool) {
-	switch {
-	case !inv.Table:
-		return
-	case !inUse:
+	if inv.Table && !inUse {
 		t.delTable(inv.family)
 		return
 	}
-
 	inv.remove(t, func(at Place) bool { return networkOf(at.Name) == key })
 }
 
@@ -444,15 +438,14 @@ func (inv *Inventory) InUse(key string) bool {
 		return owner != "" && owner != key
 	}
 	element := func(el Element) bool { return el.Comment != HostComment }
-	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(inv.chains, other) ||
-		slices.ContainsFunc(inv.sets, other)
+	return slices.ContainsFunc(inv.Elements, element) || slices.ContainsFunc(slices.Concat(inv.chains, inv.sets), other)
 }
 
 // Has reports whether the table contains a chain or set of the network, or an element that describes the network and
 // not an endpoint.
 func (inv *Inventory) Has(key string) bool {
 	own := func(at Place) bool { return networkOf(at.Name) == key }
-	return slices.ContainsFunc(inv.chains, own) || slices.ContainsFunc(inv.sets, own) ||
+	return slices.ContainsFunc(slices.Concat(inv.chains, inv.sets), own) ||
 		slices.ContainsFunc(inv.Elements, func(el Element) bool { return el.IsNetwork(key) })
 }
 

@@ -204,7 +204,7 @@ func (list *rules) addLAN() {
 		x.isRedirected().linkIn(out, lansSet).is(f)
 
 		for _, end := range [...]uint32{f.dst, f.src} {
-			x.loadLinkAddress(out, end, f).isNotIn(f.pods)
+			x.loadLinkAddress(out, end, f).isNotIn(f.Pods)
 		}
 
 		x.masquerade()

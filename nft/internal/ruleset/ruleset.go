@@ -1,7 +1,6 @@
 package ruleset
 
 import (
-	"cmp"
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
@@ -244,33 +243,19 @@ func New(n *Network, table TableName, mark uint32) *Ruleset {
 // Sets returns the sets that the network's rules and endpoints need.
 func (rs *Ruleset) Sets() []Set {
 	list := slices.Concat(podSets(), portSets(), BridgeSets())
-	if rs.of.Masquerade {
-		list = append(list, masqueradeSet(MasqueradeSet(true, rs.network)),
-			masqueradeSet(MasqueradeSet(false, rs.network)))
-	}
-
-	if rs.of.PortSNAT {
-		list = append(list, portSNATSets()...)
-	}
-
-	if rs.of.Internal {
-		list = append(list, internalSets()...)
-	}
-
-	if rs.of.Egress != nil {
-		list = append(list, egressSets()...)
-	}
-
-	if rs.of.PodEgress {
-		list = append(list, podEgressSets()...)
-	}
-
-	if rs.of.Guard {
-		list = append(list, guardSets()...)
-	}
-
-	if rs.of.Share != nil {
-		list = append(list, shareSet(ShareSet(rs.of.Bridge)))
+	masquerade := func(f Family) Set { return masqueradeSet(MasqueradeSet(f.Is4(), rs.network)) }
+	for _, part := range [...]struct {
+		isNeeded bool
+		sets     func() []Set
+	}{
+		{rs.of.Masquerade, func() []Set { return setsOfBoth(masquerade) }},
+		{rs.of.PortSNAT, portSNATSets}, {rs.of.Internal, internalSets}, {rs.of.Egress != nil, egressSets},
+		{rs.of.PodEgress, podEgressSets}, {rs.of.Guard, guardSets},
+		{rs.of.Share != nil, func() []Set { return []Set{shareSet(ShareSet(rs.of.Bridge))} }},
+	} {
+		if part.isNeeded {
+			list = append(list, part.sets()...)
+		}
 	}
 
 	return list
@@ -322,7 +307,7 @@ func (list *rules) addForward(mark uint32) {
 		list.begin("except what opens a connection to a "+kind+" of others").
 			linkIn(in, OursSet).opens(kind).clearMark(mark)
 		list.begin("drop what firewalld would accept to a "+kind+" of others").
-			linkIn(in, TrustedSet).opens(kind).isNotRedirected().Drop()
+			linkIn(in, TrustedSet).opens(kind).hasConntrackBit(expr.CtKeySTATUS, expr.CmpOpEq, dstNAT).Drop()
 	}
 
 	list.addFamilies("mark replies to pods", func(x expressions, f Family) {
@@ -341,10 +326,10 @@ func (list *rules) addForward(mark uint32) {
 	})
 }
 
-// opens matches packets that isNoReply matches and that go out by a link of the given kind. The link is neither ours,
-// nor an uplink, nor one of own.
+// opens matches packets that isReply does not match, and that go out by a link of the given kind. These packets open a
+// connection, or have none. The link is neither ours, nor an uplink, nor one of own.
 func (x expressions) opens(kind string, own ...string) expressions {
-	x.isNoReply().isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
+	x.hasConntrackBit(expr.CtKeySTATE, expr.CmpOpEq, replyStates).isMeta(metaOIFKind, nftnl.LinkKey(kind, nil, 0))
 	for _, link := range own {
 		x.isNotMeta(expr.MetaKeyOIFNAME, nftnl.LinkKey(link, nil, 0))
 	}
@@ -375,7 +360,7 @@ func (list *rules) addUnmark(mark uint32) {
 			is(f).isL4(messages[i].protocol).firstByte(messages[i].typ, messages[i].typ)
 		x.Add(&expr.Fib{Register: uint32(nftnl.First), ResultADDRTYPE: true, FlagSADDR: true})
 		x.compare(expr.CmpOpEq, binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)).
-			loadLinkAddress(expr.MetaKeyOIFNAME, f.dst, f).isIn(f.pods).Drop()
+			loadLinkAddress(expr.MetaKeyOIFNAME, f.dst, f).isIn(f.Pods).Drop()
 	}
 }
 
@@ -438,19 +423,12 @@ func (n *Network) exemptOf(is4 bool) []netip.Prefix {
 		if p.Addr().Is4() != is4 {
 			continue
 		}
-		if at, found := slices.BinarySearchFunc(list, p.Masked(), comparePrefixes); !found {
+		if at, found := slices.BinarySearchFunc(list, p.Masked(), netip.Prefix.Compare); !found {
 			list = slices.Insert(list, at, p.Masked())
 		}
 	}
 
 	return list
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return cmp.Compare(a.Bits(), b.Bits())
 }
 
 // Network describes a network for the rules, with the fields of nft.Network. Package nft has checked all values.

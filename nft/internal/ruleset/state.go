@@ -63,40 +63,6 @@ func (st *State) getOutline(b *nl.Batch, rs *Ruleset) {
 	}
 }
 
-// getBridge appends requests for the network's own elements in the sets of bridges. The answers are stored in
-// st.bridges.
-func (st *State) getBridge(b *nl.Batch, rs *Ruleset) {
-	for _, want := range rs.Bridge {
-		st.table.getElement(b, want, func(data []byte) error {
-			st.bridges = append(st.bridges, DecodeElements(want.Set.Family, data)...)
-			return nil
-		})
-	}
-}
-
-// IsComplete reports whether the state from Outline shows no differences. It compares the tables, the chains, the
-// elements in the sets of bridges and the sentinels. Sets themselves are not looked up, since a sentinel shows that its
-// set exists.
-func (st *State) IsComplete(rs *Ruleset) bool {
-	for _, family := range rs.tables {
-		if t, ok := st.Tables[family]; !ok || t.IsDormant() {
-			return false
-		}
-	}
-
-	for i := range rs.Chains {
-		ch := &rs.Chains[i]
-		if have, ok := st.Chains[ch.Place]; !ok || !ch.matches(have) {
-			return false
-		}
-	}
-
-	add, del := st.bridgeChanges(rs)
-	touched := func(s Set) bool { return !st.sentinels[s.Place] }
-	return !slices.ContainsFunc(rs.gone, st.hasChain) && len(add)+len(del) == 0 &&
-		!slices.ContainsFunc(rs.Sets(), touched)
-}
-
 // bridgeChanges compares the sets of bridges with the ruleset. add lists missing elements. del lists elements of the
 // network that must not exist or that have a wrong comment.
 func (st *State) bridgeChanges(rs *Ruleset) (add, del []Element) {
@@ -132,9 +98,10 @@ func (ch *Chain) sameHook(have nftnl.Chain) bool {
 	return have.Kind == ch.Kind && have.Hook == ch.Hook && have.Device == ch.Device && have.Priority == ch.Priority
 }
 
-// hasRules reports whether the chain in the kernel contains the intended rules, by comparing comments.
+// hasRules reports whether the chain in the kernel contains the intended rules, by comparing comments. After Outline,
+// the rules are unknown, and it returns true.
 func (st *State) hasRules(ch *Chain) bool {
-	return slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
+	return st.rules == nil || slices.EqualFunc(st.rules[ch.Place], ch.Rules(),
 		func(comment string, want Rule) bool { return comment == want.Comment })
 }
 
@@ -144,7 +111,13 @@ func (t Tables) Outline(rs *Ruleset) (*State, error) {
 	st := newState(rs)
 	var b nl.Batch
 	st.getOutline(&b, rs)
-	st.getBridge(&b, rs)
+	for _, want := range rs.Bridge {
+		st.table.getElement(&b, want, func(data []byte) error {
+			st.bridges = append(st.bridges, DecodeElements(want.Set.Family, data)...)
+			return nil
+		})
+	}
+
 	st.getSentinels(&b, rs.Sets())
 	return st, nftnl.ExecuteGets(t.Conn, &b, unix.EINVAL) // ignore EINVAL: a set has keys of another length
 }
@@ -211,8 +184,7 @@ func decodeSet(b []byte) setType {
 
 // decodeRule returns the chain and the comment of a rule. Without a comment, it returns "".
 func decodeRule(b []byte) (chain, comment string) {
-	comment, _ = nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
-	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), comment
+	return nftnl.Text(nftnl.Find(b, unix.NFTA_RULE_CHAIN)), nftnl.CommentOf(nftnl.Find(b, unix.NFTA_RULE_USERDATA))
 }
 
 // DecodeElements parses a message with elements of one set (NFT_MSG_NEWSETELEM). A listing may consist of several
@@ -220,12 +192,12 @@ func decodeRule(b []byte) (chain, comment string) {
 func DecodeElements(family uint8, b []byte) (list []Element) {
 	set := Place{family, nftnl.Text(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_SET))}
 	nftnl.Each(nftnl.Find(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS), func(el []byte) {
-		comment, _ := nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA))
 		list = append(list, Element{
-			Set: set, Comment: comment,
-			Key:  nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
-			End:  nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
-			Data: nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+			Set:     set,
+			Key:     nftnl.Find(el, unix.NFTA_SET_ELEM_KEY, unix.NFTA_DATA_VALUE),
+			End:     nftnl.Find(el, keyEnd, unix.NFTA_DATA_VALUE),
+			Data:    nftnl.Find(el, unix.NFTA_SET_ELEM_DATA, unix.NFTA_DATA_VALUE),
+			Comment: nftnl.CommentOf(nftnl.Find(el, unix.NFTA_SET_ELEM_USERDATA)),
 		})
 	})
 
@@ -293,20 +265,13 @@ func (st *State) getSentinels(b *nl.Batch, sets []Set) {
 	}
 }
 
-// unmarkedSets returns the sets that exist with the right type but do not contain our sentinel (see SentinelLink).
-// Another program has emptied or loaded them, or Prepare has created them.
-func (st *State) unmarkedSets(rs *Ruleset) []Set {
-	return slices.DeleteFunc(rs.Sets(), func(s Set) bool {
-		have, ok := st.sets[s.Place]
-		return !ok || s.setType != have || st.sentinels[s.Place]
-	})
-}
-
 // Changes holds the changes that are needed to turn the state in the kernel into the intended ruleset.
 type Changes struct {
-	tables    []uint8 // families whose tables must be created, or are dormant
-	Sets      []Set
-	Unmarked  []Set // sets that exist without our sentinel
+	tables []uint8 // families whose tables must be created, or are dormant
+	Sets   []Set
+	// Unmarked lists sets that exist with the right type but do not contain our sentinel (see SentinelLink). Another
+	// program has emptied or loaded them, or Prepare has created them.
+	Unmarked  []Set
 	chains    []*Chain
 	oldSets   []Place // sets of the wrong type, to delete and create again
 	oldChains []Place
@@ -321,8 +286,10 @@ func (p *Changes) IsEmpty() bool {
 // Plan computes the changes that turn the present state have into the intended ruleset want. It never changes an
 // existing chain, but replaces the whole chain. So a chain's comment, which the kernel cannot change later, always
 // describes its rules.
-func Plan(want *Ruleset, have *State) *Changes {
-	p := &Changes{Unmarked: have.unmarkedSets(want)}
+//
+// If have comes from Outline, Plan compares the tables, the chains, the elements in the sets of bridges and the
+// sentinels. It does not compare the sets themselves, since a sentinel shows that its set exists.
+func Plan(want *Ruleset, have *State) (p Changes) {
 	for _, family := range want.tables {
 		if t, ok := have.Tables[family]; !ok || t.IsDormant() {
 			p.tables = append(p.tables, family)
@@ -330,13 +297,14 @@ func Plan(want *Ruleset, have *State) *Changes {
 	}
 
 	for _, s := range want.Sets() {
-		got, ok := have.sets[s.Place]
-		if ok && s.setType == got {
-			continue
-		}
-		p.Sets = append(p.Sets, s)
-		if ok {
+		switch got, ok := have.sets[s.Place]; {
+		case ok && s.setType != got:
 			p.oldSets = append(p.oldSets, s.Place)
+			fallthrough
+		case !ok && have.sets != nil:
+			p.Sets = append(p.Sets, s)
+		case !have.sentinels[s.Place]:
+			p.Unmarked = append(p.Unmarked, s)
 		}
 	}
 
@@ -368,7 +336,7 @@ func Plan(want *Ruleset, have *State) *Changes {
 // Transaction returns a transaction that makes the changes. have is the state that Plan was called with. sentinels
 // selects whether new sets get a sentinel.
 func (p *Changes) Transaction(have *State, sentinels bool) *Transaction {
-	t := have.table.begin(&have.Generation)
+	t := have.table.Begin(&have.Generation)
 	for _, family := range p.tables {
 		t.newTable(family)
 	}

@@ -23,7 +23,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	defer ns.Close()
-	conn, err := addr.Dial(ns) // a socket in there, for any goroutine
+	conn, err := addr.Dial(ns) // its socket is in ns, and works from any goroutine
 	if err != nil {
 		return err
 	}

@@ -251,6 +251,9 @@ func (a *addCall) acquire(ctx context.Context) error {
 
 	a.undo.push(func(ctx context.Context) error {
 		a.s.leave()
+		if rec.Client.Sticky {
+			return nil // the lease belongs to the pod's next container
+		}
 		return transport.Release(ctx, sockets, got)
 	})
 	if a.leasing.unconfirmed = isUnconfirmed(rec.Lease, got); a.leasing.unconfirmed {

@@ -382,6 +382,7 @@ func (s Share) differences(have *installation) []tombolo.Difference {
 
 	list.Flag("link "+outer, "ARP", false, have.outer.Flags&unix.IFF_NOARP == 0)
 	list.Number("link "+port, "bridge", have.bridge.Index, have.port.Master)
+	list.Number("link "+port, "group", int(ident.ShareGroup), int(have.port.Group))
 	list.Add("link "+port, "program", programName(have.nic.Index, have.nic.MAC), have.program)
 	list.Add("link "+outer, "alias", s.note(have.nic), have.outer.Alias)
 	list.Flag("link "+s.NIC, "promiscuous mode", true, have.nic.Flags&unix.IFF_PROMISC != 0)

@@ -148,6 +148,7 @@ func TestWhatOthersChangeIsFoundAndMended(t *testing.T) {
 		{"ip link set eth0 promisc off", "link eth0: promiscuous mode is off, should be on"},
 		{"ip link set " + port + " nomaster", "link " + port + ": bridge is 0"},
 		{"ip link set " + outer + " down", "link " + outer + ": link is down, should be up"},
+		{"ip link set " + port + " group 0", "link " + port + ": group is 0"},
 		{"ip link set " + port + " down", "link " + port + ": link is down, should be up"},
 		{"ip link set " + outer + " mtu 1400", "link " + outer + ": MTU is 1400, should be 1500"},
 		{"ip link set eth0 mtu 1420", "link " + port + ": MTU is 1500, should be 1420"},

@@ -349,7 +349,7 @@ type pod interface {
 type node interface {
 	// enter opens the interface of a lease's pod. The error matches errGone if the pod certainly no longer exists.
 	enter(r *lease.Record) (pod, error)
-	checkConflict(bridge string, a, had netip.Addr) error
+	checkConflict(at string, a, had netip.Addr) error
 	follow(ctx context.Context, r *lease.Record) (from, to []netip.Prefix, _ error)
 	release(ctx context.Context, r *lease.Record, six bool) error
 }

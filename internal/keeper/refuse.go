@@ -48,9 +48,9 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 // address, and holds means that the pod still has it. The pod cannot have an address of the host, of another pod, or of
 // a gateway of the host (see lease.CheckConflict).
 func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
-	network, hash, bridge, at := r.Network, r.Hash(), r.Bridge, r.At()
+	network, hash, at := r.Network, r.Hash(), r.At()
 	return func(own, had netip.Addr, holds bool) error {
-		err := k.node.checkConflict(bridge, own, had)
+		err := k.node.checkConflict(at, own, had)
 		if own == had && holds {
 			if !errors.As(err, new(lease.Conflict)) {
 				return nil // keep the pod's address if the keeper could not look, for example without memory

@@ -1,6 +1,7 @@
 package keeper
 
 import (
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -45,6 +46,25 @@ func TestAPodDoesNotMoveToAnAddressThatIsNotToBeHad(t *testing.T) {
 			m.settled(nextAddress)
 		})
 	}
+}
+
+// With a shared NIC or a VLAN, the host's link in the pods' network is not the bridge.
+func TestAGatewayBesideTheBridgeIsNotLeased(t *testing.T) {
+	t.Parallel()
+	m, _ := newMovable(t, time.Hour)
+	k := must.Of(New(&Config{Leases: m.dir, State: m.state})).Get(t)
+	k.host = m.host
+	k.node = kernel{host: m.host}
+	nstest.Run(t, m.host, "ip", "link", "add", "nic0", "address", "02:00:00:00:00:70", "type", "bridge")
+	nstest.Run(t, m.host, "ip", "address", "add", "10.50.0.2/24", "dev", "nic0")
+	nstest.Run(t, m.host, "ip", "link", "set", "nic0", "up")
+	nstest.Run(t, m.host, "ip", "route", "add", "10.77.0.0/16", "via", "10.50.0.9")
+	r := m.pod.record
+	r.GatewayLink = "nic0"
+	free := k.addressCheck(r)
+	var conflict lease.Conflict
+	must.That(t, errors.As(free(netip.MustParseAddr("10.50.0.9"), netip.Addr{}, false), &conflict), "a gateway: no conflict")
+	expect.Success(t, free(netip.MustParseAddr("10.50.0.10"), netip.Addr{}, false), "another address")
 }
 
 func TestAPodThatHasAnAddressKeepsItFromOthers(t *testing.T) {

@@ -48,7 +48,7 @@ func (e *examination) exchange(
 	switch {
 	case p.isQuestion:
 	case err != nil:
-		return finding(StepRoute, setRoute, "the pod has no route to %s: %v", to, err), nil
+		return finding(StepRoute, e.setRoute(err), "the pod has no route to %s: %v", to, err), nil
 	case r.Link != e.index:
 		look := "see why: " + e.inside("ip route get "+to.String())
 		return finding(StepRoute, look, "the pod does not send it by %s", e.at.IfName), nil
@@ -184,6 +184,9 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 	case t.request.ethertype == unix.ETH_P_ARP:
 		return finding(StepGateway, "see nft list ruleset arp; arptables-legacy -L; sysctl net.ipv4.conf."+name+
 			".arp_ignore net.ipv4.conf.all.arp_ignore", "%s, and the host does not answer", what), nil
+	case hook == "" && src != e.own:
+		return finding(StepFirewall, fmt.Sprintf("see what filters it: ip link show dev %s; tc filter show dev "+
+			"%[1]s ingress; nft list ruleset netdev", name), "%s, and the host does not take it", what), nil
 	case hook == "" || hook == "bridge":
 		return finding(StepGateway, "see whether the pod knows the MAC of "+name+": "+e.inside("ip neigh"),
 			"%s, and the host does not take it", what), nil
@@ -224,8 +227,8 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 }
 
 // unrouted returns a finding about a packet from src to dst that the kernel does not route, for the error in cause. It
-// looks for a reverse path filter, a routing rule or a refusing route as the reason. The packet came in by the named
-// link, and the argument what describes it.
+// looks for a reverse path filter, a link that does not forward, a routing rule or a refusing route as the reason. The
+// packet came in by the named link, and the argument what describes it.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
 ) (*Finding, error) {
@@ -239,6 +242,12 @@ func (e *examination) unrouted(
 			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/rp_filter=2", "%s, whose reverse path "+
 				"filter drops it (net.ipv4.conf.%s.rp_filter), since the route to %s is another", what, link, src), nil
 		}
+	}
+
+	// The kernel finds no route for IPv4 packets of a link that does not forward.
+	if on, _ := sysctl.Read(sysctl.Link("ipv4", link, "forwarding")); src.Is4() && on == "0" {
+		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding=1", "%s, a link that does not "+
+			"forward (net.ipv4.conf.%s.forwarding is 0)", what, link), nil
 	}
 
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)

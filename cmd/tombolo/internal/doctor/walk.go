@@ -269,7 +269,7 @@ func (e *examination) beyond(ctx context.Context) error {
 	}
 
 	if r, err := e.inPod.Get(ctx, far); err != nil {
-		e.add(StepRoute, setRoute, "the pod has no default route: %v", err)
+		e.add(StepRoute, e.setRoute(err), "the pod has no default route: %v", err)
 		return nil
 	} else if r.Link != e.index {
 		e.try("not beyond the gateway: the pod's default route is by another interface")

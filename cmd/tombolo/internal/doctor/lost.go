@@ -246,8 +246,12 @@ func (e *examination) unrouted(
 
 	// The kernel finds no route for IPv4 packets of a link that does not forward.
 	if on, _ := sysctl.Read(sysctl.Link("ipv4", link, "forwarding")); src.Is4() && on == "0" {
-		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding=1", "%s, a link that does not "+
-			"forward (net.ipv4.conf.%s.forwarding is 0)", what, link), nil
+		value, _ := sysctl.Read("net/ipv4/ip_forward")
+		if value == "0" {
+			value = sysctl.OwnForwarding // the link forwards for pods only
+		}
+		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding="+value, "%s, a link that does "+
+			"not forward (net.ipv4.conf.%s.forwarding is 0)", what, link), nil
 	}
 
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)

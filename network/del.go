@@ -445,7 +445,8 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 		if !ident.IsHash(hash) || inv.all[hash] == nil && !slices.Contains(networks, e.Network) &&
 			!strings.Contains(e.Network, "/") {
 			inv.others = append(inv.others, "elements of endpoint "+hash+" of network "+e.Network+
-				" are another program's: neither has a record")
+				" have no record here: another stateDir has it, or an old save was loaded; after a save "+
+				"this helps: tombolo remove "+e.Network)
 			continue
 		}
 
@@ -469,6 +470,12 @@ func (s *session) inventory(ctx context.Context, network string, leases []*lease
 	}
 
 	return inv, errors.Join(errs...)
+}
+
+// hasElementsOnly reports whether only firewall elements of an attachment exist. A program may have loaded them from an
+// older copy of our tables.
+func (r *remains) hasElementsOnly() bool {
+	return r.rec == nil && !r.isUnreadable && r.leaseDir == "" && r.portName == "" && r.ifb == ""
 }
 
 // strays returns the attachments without a record, and those whose firewall elements contain addresses that the

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -369,6 +370,7 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 		return err
 	}
 
+	maps.DeleteFunc(rest.all, func(_ string, r *remains) bool { return r.hasElementsOnly() })
 	if len(rest.all) > 0 {
 		return failf(ErrAttached, "network %q has %s: remove the pods first", name,
 			printable.Count(len(rest.all), "attachment", "attachments"))

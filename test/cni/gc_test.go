@@ -251,6 +251,28 @@ func TestRemoveRefusesWhatOnlyTheKernelKnowsOf(t *testing.T) {
 	}
 }
 
+// A save is loaded that is older than the last pod, or the boot, and the network is not on record. Its host ports would
+// take packets from programs of the host, and its chains would stop others' packets, for ever.
+func TestRemoveTakesWhatAnOldSaveBroughtBack(t *testing.T) {
+	n := parallelNode(t)
+	w := n.portnet(nil)
+	p := n.pod("a")
+	w.add(p, publish(t, "8080:80"))
+	save := "flush ruleset\n" + n.ruleset()
+	n.nft(save)
+	o := n.remove(w.name)
+	expect.That(t, o.status == 3, "with a pod: %+v", o)
+	w.del(p)
+	must.Succeed(t, n.remove(w.name).err())
+	n.nft(save)
+	o = n.operate("check", "--state", n.state)
+	_, advised, _ := strings.Cut(o.stdout, "this helps: ")
+	advised, _, _ = strings.Cut(advised, "\n")
+	expect.Equal(t, advised, "tombolo remove "+w.name, "check: %+v", o)
+	must.Succeed(t, n.remove(w.name).err())
+	expect.Equal(t, n.ruleset(), "", "left")
+}
+
 func TestRemoveLeavesABridgeThatSomebodyUses(t *testing.T) {
 	n := parallelNode(t)
 	w := n.podnet(nil)

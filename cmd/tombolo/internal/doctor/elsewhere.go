@@ -21,12 +21,18 @@ import (
 	"github.com/tombolo-cni/tombolo/route"
 )
 
-// These are remedies for a pod, or a host, that lacks a route to other nodes' pods.
-const (
-	setRoute = "set isDefaultGateway, or a route in the ipam, and create the pod again"
-	routed   = "see why the host gets no such route from the routing engine (birdc show protocols; " +
-		"vtysh -c 'show bgp summary'), or from the cloud's route controller"
-)
+// routed is the remedy for a host that lacks a route to other nodes' pods.
+const routed = "see why the host gets no such route from the routing engine (birdc show protocols; " +
+	"vtysh -c 'show bgp summary'), or from the cloud's route controller"
+
+// setRoute returns the remedy for a pod without a route, for the error of its lookup. An unreachable, prohibit or
+// blackhole route in the pod, such as that of a VPN's kill switch, causes another error than ENETUNREACH.
+func (e *examination) setRoute(err error) string {
+	if errors.Is(err, unix.ENETUNREACH) {
+		return "set isDefaultGateway, or a route in the ipam, and create the pod again"
+	}
+	return "see which route or rule in the pod refuses it: " + e.inside("sh -c 'ip rule; ip route; ip -6 route'")
+}
 
 // kept checks the destinations in Options.Kept, such as other nodes' pods. It adds a note if an unreachable, blackhole
 // or prohibit route covers such a destination, and no other route leads to a part of it. A routing daemon adds such a

@@ -49,7 +49,7 @@ func (e *examination) exchange(
 	switch {
 	case p.isQuestion:
 	case err != nil:
-		return finding(StepRoute, setRoute, "the pod has no route to %s: %v", to, err)
+		return finding(StepRoute, e.setRoute(err), "the pod has no route to %s: %v", to, err)
 	case r.Link != e.index:
 		look := "see why: " + e.inside("ip route get "+to.String())
 		return finding(StepRoute, look, "the pod does not send it by %s", e.at.IfName)
@@ -177,6 +177,9 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 	case t.request.ethertype == unix.ETH_P_ARP:
 		return finding(StepGateway, "see nft list ruleset arp; arptables-legacy -L; sysctl net.ipv4.conf."+name+
 			".arp_ignore net.ipv4.conf.all.arp_ignore", "%s, and the host does not answer", what)
+	case hook == "" && src != e.own:
+		return finding(StepFirewall, fmt.Sprintf("see what filters it: ip link show dev %s; tc filter show dev "+
+			"%[1]s ingress; nft list ruleset netdev", name), "%s, and the host does not take it", what)
 	case hook == "" || hook == "bridge":
 		return finding(StepGateway, "see whether the pod knows the MAC of "+name+": "+e.inside("ip neigh"),
 			"%s, and the host does not take it", what)
@@ -218,8 +221,8 @@ func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, 
 }
 
 // unrouted returns a finding about a packet from src to dst that the kernel does not route, for the error in cause. It
-// looks for a reverse path filter, a routing rule or a refusing route as the reason. The packet came in by the named
-// link, and the argument what describes it.
+// looks for a reverse path filter, a link that does not forward, a routing rule or a refusing route as the reason. The
+// packet came in by the named link, and the argument what describes it.
 func (e *examination) unrouted(
 	ctx context.Context, src, dst netip.Addr, link, what string, cause error,
 ) *Finding {
@@ -233,6 +236,16 @@ func (e *examination) unrouted(
 			return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/rp_filter=2", "%s, whose reverse path "+
 				"filter drops it (net.ipv4.conf.%s.rp_filter), since the route to %s is another", what, link, src)
 		}
+	}
+
+	// The kernel finds no route for IPv4 packets of a link that does not forward.
+	if on, _ := sysctl.Read(sysctl.Link("ipv4", link, "forwarding")); src.Is4() && on == "0" {
+		value, _ := sysctl.Read("net/ipv4/ip_forward")
+		if value == "0" {
+			value = sysctl.OwnForwarding // the link forwards for pods only
+		}
+		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding="+value, "%s, a link that does "+
+			"not forward (net.ipv4.conf.%s.forwarding is 0)", what, link)
 	}
 
 	f := finding(StepForwarding, routed, "%s, and the host has no route to %s for it: %v", what, dst, cause)

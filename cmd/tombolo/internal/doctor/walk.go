@@ -251,7 +251,7 @@ func (e *examination) beyond(ctx context.Context) {
 	}
 
 	if r, err := e.inPod.Get(ctx, far); err != nil {
-		e.add(StepRoute, setRoute, "the pod has no default route: %v", err)
+		e.add(StepRoute, e.setRoute(err), "the pod has no default route: %v", err)
 		return
 	} else if r.Link != e.index {
 		e.try("not beyond the gateway: the pod's default route is by another interface")

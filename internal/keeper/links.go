@@ -30,9 +30,9 @@ type linkSource struct {
 	firewall *source      // the source of the firewall, whose rules depend on the host's forwarding
 	ports    map[int]bool // the indexes of pods' ports, which are the host's ends of their links
 	services int          // the index of kube-ipvs0, or 0 if it does not exist
-	// watched holds, by index, the bridges, the host's links in VLANs, the NICs of networks on a LAN, and the veth pairs
-	// between bridges and shared NICs (package share). A value is zero until the link's first announcement. nics maps
-	// the names of the NICs to their indexes, or to 0 if a NIC does not exist.
+	// watched holds, by index, the bridges, the host's links in VLANs, the NICs of networks on a LAN, and the veth
+	// pairs between bridges and shared NICs (package share). A value is zero until the link's first announcement. nics
+	// maps the names of the NICs to their indexes, or to 0 if a NIC does not exist.
 	watched map[int]linkFacts
 	nics    map[string]int
 	// remains maps a network to the differences that its last repair did not remove. The keeper does not repair and log

@@ -101,7 +101,8 @@ func (k kernel) withLinks(do func(*bridge.Conn) error) error {
 }
 
 // checkConflict returns an error if the host's addresses or routes show that no pod can have the address a. at is the
-// name of the host's link in the pods' network (lease.Record.At), and had is the pod's previous address: see lease.CheckConflict.
+// name of the host's link in the pods' network (lease.Record.At), and had is the pod's previous address: see
+// lease.CheckConflict.
 func (k kernel) checkConflict(at string, a, had netip.Addr) error {
 	return k.withLinks(func(links *bridge.Conn) error {
 		l, err := links.Link(context.Background(), at)

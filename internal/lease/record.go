@@ -79,8 +79,9 @@ type Record struct {
 	// not get them again.
 	Removed Applied `json:"removed,omitzero"`
 
-	// Formed lists the addresses that the pod formed from router advertisements. It is empty until the ADD or the keeper
-	// has found one, and if the pod has lost all of them. The attachment then keeps its former addresses on record.
+	// Formed lists the addresses that the pod formed from router advertisements. It is empty until the ADD or the
+	// keeper has found one, and if the pod has lost all of them. The attachment then keeps its former addresses on
+	// record.
 	Formed []netip.Prefix `json:"formed,omitzero"`
 
 	// Six is the state of the pod's DHCPv6. It is nil if the pod does not use DHCPv6.

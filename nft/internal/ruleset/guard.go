@@ -285,8 +285,8 @@ const (
 // guardDiscovery appends the rules for neighbour discovery (RFC 4861). They check the target of duplicate address
 // detection and the MAC in the options. guardIPv6 checks the target of advertisements.
 func (list *rules) guardDiscovery() {
-	// Drop fragments whose fragment header is followed by a hop-by-hop, routing, fragment or destination options header.
-	// The first fragment could end before the header that the rules need.
+	// Drop fragments whose fragment header is followed by a header of hop-by-hop, routing, fragment or destination
+	// options. The first fragment could end before the header that the rules need.
 	list.addSpans([]span{
 		{"fragments of hop-by-hop options", unix.IPPROTO_HOPOPTS, unix.IPPROTO_HOPOPTS},
 		{"fragments of routing and fragment headers", unix.IPPROTO_ROUTING, unix.IPPROTO_FRAGMENT},

@@ -89,8 +89,9 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 }
 
 // Forward runs the program in file with environ, one digit deeper (see Deeper), and stdin. It returns the program's
-// output. If file is missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program
-// does not know the verb, Forward returns no error. Otherwise it fails as run does.
+// output. If file cannot be examined, for example because it is missing, the error matches ErrNotFound. If file is
+// Tombolo, it matches ErrSelf. If the program does not know the verb, Forward returns no error. Otherwise it fails as
+// run does.
 func Forward(ctx context.Context, file string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if _, err := os.Stat(file); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)

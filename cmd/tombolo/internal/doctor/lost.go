@@ -243,7 +243,7 @@ func (e *examination) unrouted(
 	if on, _ := sysctl.Read(sysctl.Link("ipv4", link, "forwarding")); src.Is4() && on == "0" {
 		value, _ := sysctl.Read("net/ipv4/ip_forward")
 		if value == "0" {
-			value = sysctl.OwnForwarding // the link forwards for pods only
+			value = sysctl.OwnForwarding // as Tombolo sets it on a host that is no router
 		}
 		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding="+value, "%s, a link that does "+
 			"not forward (net.ipv4.conf.%s.forwarding is 0)", what, link)

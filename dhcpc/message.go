@@ -200,8 +200,8 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request returns a DISCOVER or a REQUEST to send now, and records the time for Lease.Obtained. The message contains the
-// options that the client sends in both types. The caller adds the others: requested address, server identifier and
+// request returns a DISCOVER or a REQUEST to send now, and records the time for Lease.Obtained. The message contains
+// the options that the client sends in both types. The caller adds the others: requested address, server identifier and
 // rapid commit.
 func (t *step) request(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
 	t.s.requestSent = t.now

@@ -67,8 +67,8 @@ func Find(name, path string) (string, error) {
 }
 
 // Add runs the plugin with ADD, and returns its result, converted to the latest version of the specification. A result
-// with null entries is an error. If Add fails with any error except ErrNotFound, the caller must call Run with DEL
-// (CNI specification 1.1.0, section 4).
+// with null entries is an error. If Add fails with any error except ErrNotFound and ErrSelf, the caller must call Run
+// with DEL (CNI specification 1.1.0, section 4).
 func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 	stdout, err := p.run(ctx, "ADD")
 	if err != nil {

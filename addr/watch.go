@@ -87,8 +87,8 @@ func (w *Watch) Wait(ctx context.Context, conn *Conn, link int, addrs ...netip.A
 const askAfter = 250 * time.Millisecond
 
 // awaitAnnounced returns the addresses in the next announcements. If announcements were lost, or none came within
-// askAfter, it reads the pending addresses from the kernel. If another program deleted a pending address, it returns an
-// error.
+// askAfter, it reads the pending addresses from the kernel. If a pending address does not exist after an announced
+// deletion, or after lost announcements, it returns the error of lookUp.
 func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pending []netip.Addr) ([]Address, error) {
 	var list []Address
 	look := func(last Address) error {
@@ -139,8 +139,9 @@ func (w *Watch) awaitAnnounced(ctx context.Context, conn *Conn, link int, pendin
 	return list, nil
 }
 
-// lookUp returns the current state of an IPv6 address of a link. last is the state in the last announcement. If the
-// address is gone, the error matches ErrDuplicate if last has IFA_F_DADFAILED, and fs.ErrNotExist if not.
+// lookUp returns the current state of an IPv6 address of a link. last is the state in the last announcement or, without
+// one, has only the address and the link. If the address is gone, the error matches ErrDuplicate if last has
+// IFA_F_DADFAILED, and fs.ErrNotExist if not.
 func (c *Conn) lookUp(ctx context.Context, last Address) (Address, error) {
 	now, err := c.get(ctx, &last)
 	switch {

@@ -205,8 +205,8 @@ func (t *step) isAnothers(m *message, requested *Lease) bool {
 }
 
 // acknowledged returns the lease in an ACK. It returns nil if the ACK is unusable, or if its address is not the
-// requested one. If the ACK lacks its server, the result has the server of the requested lease. If the ACK comes from
-// the server of the requested lease without a source MAC, the result has the ServerMAC of the requested lease.
+// requested one. If the ACK has no server identifier, the result has the server of the requested lease. If the result
+// has that server but the ACK's source MAC is unknown, the result also has the ServerMAC of the requested lease.
 func (t *step) acknowledged(m *message, requested *Lease) *Lease {
 	if m.address != requested.Address.Addr() {
 		t.note(describe(m) + ": asked for " + requested.Address.Addr().String())
@@ -265,8 +265,9 @@ func (t *step) decline(l *Lease, why error) {
 	t.startOver(why, declineBackOff)
 }
 
-// accept begins to use an acknowledged lease. If Config.Refuse refuses the lease, it declines the address instead. With
-// Config.DetectConflicts it first probes the address, unless the client has it already.
+// accept begins to use a lease that a server acknowledged, or Config.Last if no server answered. If Config.Refuse
+// refuses the lease, it declines the address instead. With Config.DetectConflicts it first probes the address, unless
+// the client has a lease already.
 func (t *step) accept(l *Lease) {
 	refused := t.refusal(l)
 	switch {
@@ -359,11 +360,11 @@ func (t *step) leaseTimeUp() {
 
 // renew sends a REQUEST to extend the lease. In RENEWING the first one goes to the server that granted the lease. All
 // others go to all servers. Each REQUEST has its own transaction identifier, so that an ACK shows which REQUEST it
-// answers: the extension counts from that REQUEST. It has the address only in ciaddr, and no server identifier (RFC
-// 2131, table 4). Some servers ignore a renewal that has the options 50 or 54.
+// answers: the extension counts from that REQUEST. No REQUEST has a server identifier (RFC 2131, table 4).
 //
-// Every second REQUEST has the form for a rebooted client and asks for a broadcast answer. Such a REQUEST reaches a
-// server behind a relay, and isFromLAN accepts its broadcast answer from any port and address.
+// The first, third, … REQUEST has the address only in ciaddr: some servers ignore a renewal with the option 50 or 54.
+// Every second REQUEST has the form for a rebooted client, with option 50, and asks for a broadcast answer. Such a
+// REQUEST reaches a server behind a relay, and isFromLAN accepts its broadcast answer from any port and address.
 func (t *step) renew(state state, end time.Time) {
 	l := t.s.lease
 	t.newXID()

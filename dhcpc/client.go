@@ -124,7 +124,7 @@ type runner struct {
 	patient bool // a transport's error counts as a missing answer
 	conn    Transport[*Packet]
 	local   netip.Addr    // the client's address that conn is for; not valid for a client without an address
-	asleep  time.Duration // clock.Asleep at the last correction of the lease's times for a suspended machine
+	asleep  time.Duration // clock.Asleep at the start of Run, or when countSleep last corrected the lease's times
 }
 
 // next waits for a packet or the session's wake-up time, runs one step of the session, and returns its output. It

@@ -200,8 +200,9 @@ func draft(kind dhcpv4.MessageType, xid uint32, mac, clientID []byte) *dhcpv4.DH
 	return d
 }
 
-// request returns a DISCOVER or a REQUEST to send now, without the option for the requested address. Both types have
-// the same other options (RFC 2131, table 5).
+// request returns a DISCOVER or a REQUEST to send now, and records the time for Lease.Obtained. The message contains
+// the options that the client sends in both types. The caller adds the others: requested address, server identifier and
+// rapid commit.
 func (t *step) request(kind dhcpv4.MessageType) *dhcpv4.DHCPv4 {
 	t.s.requestSent = t.now
 	d := draft(kind, t.s.xid, t.cfg.MAC, t.cfg.ClientID)
@@ -274,9 +275,8 @@ func ip(a netip.Addr) net.IP { return a.AsSlice() }
 
 // The causes of errors, for errors.Is.
 var (
-	// ErrTimeout means that no lease came in time. The error that wraps it lists the messages sent and received. If
-	// servers refused, or an address was declined, before the timeout, it also matches ErrNAK, ErrDeclined or
-	// ErrRefused.
+	// ErrTimeout means that no lease came in time. The error that wraps it lists the messages sent and received. That
+	// error also matches ErrNAK, ErrDeclined or ErrRefused if the last failure before the timeout was of this kind.
 	ErrTimeout = trace.ErrTimeout
 	// ErrNAK means that a server refused the requested address.
 	ErrNAK = errors.New("server refused the address")

@@ -68,7 +68,7 @@ func (s *store) holder(addr netip.Addr) string {
 // round ago.
 
 // nextFree reserves the first address after last that is free and that no name keeps. It tries a few addresses one by
-// one, and lists the directory only if all of these are taken. So the cost of a normal ADD does not depend on the
+// one, and lists the directory only if none of these is available. So the cost of a normal ADD does not depend on the
 // number of reservations. If no address is left, the error matches ErrPoolFull.
 func (s *session) nextFree(p pool, set RangeSet, last netip.Addr, owner Owner) (netip.Addr, error) {
 	var taken map[netip.Addr]bool

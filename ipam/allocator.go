@@ -12,7 +12,7 @@ import (
 // accepts any implementation.
 type Allocator interface {
 	// Bind returns a copy of the allocator that uses the facts in node. It does not change its receiver. Package
-	// network calls Bind before all other methods.
+	// network calls Bind before all other methods except Slow.
 	Bind(node Node) Allocator
 
 	// Slow reports whether calls may take long, because they need more than this node's memory and disk, or wait for

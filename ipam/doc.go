@@ -29,7 +29,7 @@
 // the directory as long as one of the next few addresses in turn is free. A Del with a hint reads only the files of
 // these addresses and .tombolo-kept. So the cost of both does not grow with the number of pods. These calls list the
 // directory: Del without a hint, Collect, Status, Pools, and a Check that got no address of some range set. An Add
-// lists it if it found several taken addresses in a row, with Config.Search, and as the first one after a boot.
+// lists it after several taken or kept addresses in a row, with Config.Search, and as the first one after a boot.
 //
 // HostLocal never deletes an entry of another format. The name of such an entry is no address, its content is no
 // reservation, or it is no readable file. If its name is an address, that address counts as taken.

@@ -228,7 +228,7 @@ func (h *HostLocal) lockOrCreate(ctx context.Context) (*session, error) {
 }
 
 // Del releases the attachment's addresses that are in hint. Without a hint, it searches all reservations, as the
-// reference plugin does, and removes the empty files of killed processes.
+// reference plugin does. It also removes the empty files of killed processes among the files that it reads.
 func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) error {
 	if err := h.checkOwner(owner); err != nil {
 		return err
@@ -237,9 +237,9 @@ func (h *HostLocal) Del(ctx context.Context, owner Owner, hint []netip.Addr) err
 	return h.sweep(ctx, hint, func(held reservation) bool { return h.store.isOwner(held, owner) })
 }
 
-// sweep releases the reservations that are gone. It looks at the addresses in hint or, without a hint, at all
-// reservations. It also removes the empty files of killed processes: such a file may belong to the very ADD that a DEL
-// has to undo. The error includes files that could not be read.
+// sweep releases the reservations for which isGone returns true. It looks at the addresses in hint or, without a hint,
+// at all reservations. Among these it also removes the empty files of killed processes: such a file may belong to the
+// very ADD that a DEL has to undo. The error includes files that could not be read.
 func (h *HostLocal) sweep(ctx context.Context, hint []netip.Addr, isGone func(reservation) bool) error {
 	s, err := h.store.lock(ctx)
 	if errors.Is(err, fs.ErrNotExist) {

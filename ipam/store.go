@@ -27,7 +27,7 @@ const (
 	// maxLast limits the number of bytes that are read from a last_reserved_ip file. An IPv6 address has at most 39
 	// bytes.
 	maxLast = 64
-	// maxProbes is the number of taken candidates after which nextFree lists the directory. Up to this number,
+	// maxProbes is the number of taken or kept addresses after which nextFree lists the directory. Up to this number,
 	// probing is cheaper than listing even a small directory.
 	maxProbes = 8
 )

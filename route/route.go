@@ -426,9 +426,10 @@ func (r *Route) customaryScope() uint8 {
 	return unix.RT_SCOPE_UNIVERSE
 }
 
-// Matches reports whether Add(r) would create have, a route from List. Matches does not compare Flags and the remaining
-// time of Expires. Of a nexthop object it compares only the number. It ignores Link if r has a Gateway and no Link, and
-// Other if r has none. It ignores the next hops of a Type that sends no packets, such as unreachable.
+// Matches reports whether Add(r) would create have, a route from List. Matches does not compare Flags, the remaining
+// time of Expires, and Nexthop.Other. Of a nexthop object it compares only the number. It ignores Link if r has a
+// Gateway and no Link, and Route.Other if r has none. It ignores the next hops of a Type that sends no packets, such as
+// unreachable.
 func (r Route) Matches(have Route) bool {
 	want := r.normal()
 	have = have.normal()

@@ -117,9 +117,9 @@ func (o *options) gcCommand() *cobra.Command {
 	return cmd
 }
 
-// gc deletes the ports, addresses and records that dead pods left, and prints a line for each pod. With dryRun it only
-// prints these lines. If name is empty, gc examines all networks, else only the named one. If it could not clean up
-// after a pod, it returns a findingsError.
+// gc deletes the ports, addresses and records that dead pods left, and prints a line for each interface of a dead pod.
+// With dryRun it only prints these lines. If name is empty, gc examines all networks, else only the named one. If it
+// could not clean up after a pod, it returns a findingsError.
 func (o *options) gc(ctx context.Context, name string, dryRun bool) error {
 	node, err := report.Open(ctx, &network.Config{
 		StateDir: o.state, LeaseDir: o.leases, Log: slog.New(slog.NewTextHandler(o.stderr, nil)),

@@ -135,9 +135,8 @@ func (c *Config) frameSocket(conn *packet.Conn) *socket[*dhcpc.Packet] {
 	return newSocket(conn, readFrame, func(p *dhcpc.Packet) error { return c.sendFrame(conn, p) })
 }
 
-// receiveMAC makes the interface receive frames to the client's MAC address until the socket is closed. It also gives
-// the socket a filter that accepts these frames, and binds it to all protocols, as that filter needs (see incomingFor).
-// It does nothing if the address is the interface's own.
+// receiveMAC makes the interface receive frames to the client's MAC address until the socket is closed. It does nothing
+// if the address is the interface's own.
 func (c *Config) receiveMAC(conn *packet.Conn) error {
 	if bytes.Equal(conn.LocalAddr().(*packet.Addr).HardwareAddr, c.MAC) {
 		return nil

@@ -67,8 +67,8 @@ func Find(name, path string) (string, error) {
 }
 
 // Add runs the plugin with ADD, and returns its result, converted to the latest version of the specification. A result
-// with null entries is an error. If Add fails with any error except ErrNotFound, the caller must call Run with DEL
-// (CNI specification 1.1.0, section 4).
+// with null entries is an error. If Add fails with any error except ErrNotFound and ErrSelf, the caller must call Run
+// with DEL (CNI specification 1.1.0, section 4).
 func (p *Plugin) Add(ctx context.Context) (*current.Result, error) {
 	stdout, err := p.run(ctx, "ADD")
 	if err != nil {
@@ -89,8 +89,9 @@ func (p *Plugin) Run(ctx context.Context, verb string) error {
 }
 
 // Forward runs the program in file with environ, one digit deeper (see Deeper), and stdin. It returns the program's
-// output. If file is missing, the error matches ErrNotFound. If file is Tombolo, it matches ErrSelf. If the program
-// does not know the verb, Forward returns no error. Otherwise it fails as run does.
+// output. If file cannot be examined, for example because it is missing, the error matches ErrNotFound. If file is
+// Tombolo, it matches ErrSelf. If the program does not know the verb, Forward returns no error. Otherwise it fails as
+// run does.
 func Forward(ctx context.Context, file string, environ []string, stdin []byte, stderr io.Writer) ([]byte, error) {
 	if _, err := os.Stat(file); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotFound, err)

@@ -34,7 +34,7 @@ func create(data []byte) (any, error) {
 		return nil, fmt.Errorf("create reads a network as JSON: %w", err)
 	}
 
-	_ = json.Unmarshal(data, &all) // cannot fail: data is an object that was decoded before
+	_ = json.Unmarshal(data, &all) // cannot fail: the call above accepts only an object or null
 	if err := n.complete(); err != nil {
 		return nil, err
 	}

@@ -211,9 +211,10 @@ func (r *Report) doubles(parts []list) {
 	}
 }
 
-// plugin examines the configuration of one plugin. It adds the problems to the report or, if there are none, the
-// warnings and the steps of an ADD. The plugin's type may be tombolo or the name of a reference plugin. The type
-// determines how Tombolo reads the configuration. The list before contains the types of the preceding plugins.
+// plugin examines the configuration of one plugin, and adds its problems to the report. If there are none, it adds the
+// warnings and the steps of an ADD. For a plugin that only assigns addresses, it always adds a warning and no steps.
+// The plugin's type may be tombolo or the name of a reference plugin. The type determines how Tombolo reads the
+// configuration. The list before contains the types of the preceding plugins.
 func (r *Report) plugin(data []byte, l *list, before []string) {
 	name, already := filepath.Base(l.Type), len(r.Problems)
 	if isOurs(name) {

@@ -157,8 +157,8 @@ func (e *examination) addLoss(f *Finding, name string) {
 	e.findings = append(e.findings, *f)
 }
 
-// fail records the error of a step, unless it is nil. After a step with an error the examination ends, and its findings
-// do not count.
+// fail records the error of a step, unless err is nil or an earlier error is recorded. The examination ends after the
+// step with an error, and Examine then returns the error and no reports.
 func (e *examination) fail(err error) { e.err = cmp.Or(e.err, err) }
 
 func (e *examination) try(format string, args ...any) {

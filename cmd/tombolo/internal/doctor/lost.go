@@ -21,7 +21,8 @@ import (
 // exchange calls the function send, which sends a request from the pod to an address. If an answer comes, or the
 // other end refuses the connection, exchange adds tried to the list of completed tests and returns nil. Otherwise it
 // returns a Finding that tells where the request or its answer was lost. A Finding without a Remedy means that the
-// request left the host, and that no answer reached the host.
+// request left the host, and that no answer reached the host. If the test itself fails, exchange records the error by
+// fail and returns nil.
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) *Finding {
@@ -61,7 +62,7 @@ func (e *examination) exchange(
 }
 
 // unresolved pings a neighbour from the pod. It finds out where the kernel's request for the neighbour's MAC, or the
-// answer, is lost. It returns nil if the answer comes.
+// answer, is lost. It returns nil if the answer comes, or if exchange recorded an error.
 func (e *examination) unresolved(ctx context.Context, a netip.Addr, name string) *Finding {
 	const untilAsked = wait * 3 / 2 // longer than a second, after which the kernel repeats its request
 	f := e.exchange(ctx, name+" by "+protocolOf(a), a, neighbourProbe(a), func() error {
@@ -93,7 +94,7 @@ func (e *examination) inside(command string) string {
 }
 
 // lost finds out from a trail where a request to an address, or its answer, was lost. sendErr is the error of sending
-// or of waiting for the answer in the pod.
+// or of waiting for the answer in the pod. lost returns nil if stuck recorded an error.
 func (e *examination) lost(ctx context.Context, to netip.Addr, t *trail, sendErr error) *Finding {
 	port, ifName := e.port.Name, e.at.IfName
 	isLocal := e.isOwn(ctx, to)
@@ -164,7 +165,7 @@ func (e *examination) unanswered(ctx context.Context, to netip.Addr, t *trail) *
 
 // stuck returns a finding about a lost packet. The packet from src to dst came to the host by a link, and the host
 // neither forwarded nor answered it. Call stuck only after the trace has shown that no rule of nf_tables drops or
-// queues the packet.
+// queues the packet. If the lookup of the packet's route fails, stuck records the error by fail and returns nil.
 func (e *examination) stuck(ctx context.Context, t *trail, src, dst netip.Addr, link int) *Finding {
 	name := e.name(ctx, link)
 	what, passed := "it comes to the host by "+name, t.to
@@ -242,7 +243,7 @@ func (e *examination) unrouted(
 	if on, _ := sysctl.Read(sysctl.Link("ipv4", link, "forwarding")); src.Is4() && on == "0" {
 		value, _ := sysctl.Read("net/ipv4/ip_forward")
 		if value == "0" {
-			value = sysctl.OwnForwarding // the link forwards for pods only
+			value = sysctl.OwnForwarding // as Tombolo sets it on a host that is no router
 		}
 		return finding(StepForwarding, "sysctl -w net/ipv4/conf/"+link+"/forwarding="+value, "%s, a link that does "+
 			"not forward (net.ipv4.conf.%s.forwarding is 0)", what, link)
@@ -275,7 +276,7 @@ func (e *examination) unrouted(
 	return f
 }
 
-// refuses reports whether the host drops packets that match the route.
+// refuses reports whether the route is unreachable, blackhole or prohibit.
 func refuses(r route.Route) bool {
 	return r.Type == unix.RTN_UNREACHABLE || r.Type == unix.RTN_BLACKHOLE || r.Type == unix.RTN_PROHIBIT
 }

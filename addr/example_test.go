@@ -43,6 +43,6 @@ func run(ctx context.Context) error {
 		return err
 	}
 	fmt.Println(list)
-	err = conn.Remove(ctx, a) // success also if nothing is there
+	err = conn.Remove(ctx, a) // no error if it does not exist
 	return err
 }

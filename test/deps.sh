@@ -17,6 +17,7 @@ if [ $# = 2 ]; then
 else
 	need gcc gcc
 	need ip iproute2
+	need ping iputils-ping
 	need nft nftables
 	need iptables iptables
 	need strace strace

@@ -237,7 +237,9 @@ func (p *problems) policy(name string) {
 
 // policyOf returns the ingress policy called name, or nft.Open for any other name.
 func policyOf(name string) (p nft.Policy) {
-	_ = p.UnmarshalText([]byte(name)) // an error leaves p unchanged
+	if name != "" {
+		_ = p.UnmarshalText([]byte(name)) // an error leaves p unchanged
+	}
 	return p
 }
 

@@ -49,7 +49,6 @@ func handmades() []handmade {
 		{
 			what: "checksums", by: "the kernel, or golang.org/x/net/icmp",
 			functions: regexp.MustCompile(`(?i)^(.*checksum.*|csum.*|pseudo)$`),
-			may:       []string{"dhcpc/transport/frame.go"},
 		},
 	}
 }

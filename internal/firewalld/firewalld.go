@@ -379,10 +379,8 @@ func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) er
 	}
 
 	var was string
-	if err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was); err != nil {
-		return fmt.Errorf("%s %s %s: %w", method, to, link, err)
-	}
-	return nil
+	err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was)
+	return state.WithOperation(err, "%s %s %s", method, to, link)
 }
 
 // SystemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
@@ -473,10 +471,7 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 	path, _, _ = strings.Cut(path, ",") // cut off options such as guid=…
 	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoBus, err)
-	}
-	return socket, nil
+	return socket, state.WithOperation(err, "%w", ErrNoBus)
 }
 
 // ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
@@ -519,14 +514,11 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	answers ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	if err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout)); err != nil {
-		return fmt.Errorf("call %s: %w", method, err)
+	err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout))
+	if err == nil {
+		err = b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...).Store(answers...)
 	}
-	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart,
-		args...).Store(answers...); err != nil {
-		return fmt.Errorf("call %s: %w", method, err)
-	}
-	return nil
+	return state.WithOperation(err, "call %s", method)
 }
 
 // errorName returns the name of an error message over D-Bus, or "" for another error.

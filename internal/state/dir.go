@@ -556,8 +556,7 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 			// A new epoch replaces a missing, stale or damaged one.
 			return found == nil, Ignore(found, os.ErrNotExist, ErrStale, ErrDamaged)
 		},
-		func() error {
-			var err error
+		func() (err error) {
 			epoch, err = d.beginEpoch(errors.Is(found, ErrStale))
 			return err
 		})

@@ -144,19 +144,17 @@ func (z *Zones) attend(ctx context.Context) (err error) {
 	}
 
 	isRunning, err := z.bus.isThere(ctx)
-	if err != nil {
-		return err
-	}
-
-	if !isRunning {
+	if err == nil && !isRunning {
 		z.unlock()
 		return z.Tell(ctx)
 	}
 
-	if z.lock == nil {
-		if z.lock, err = z.State.AttendZones(); err != nil {
-			return err
-		}
+	if err == nil && z.lock == nil {
+		z.lock, err = z.State.AttendZones()
+	}
+
+	if err != nil {
+		return err
 	}
 	return z.look(ctx, z.bus)
 }
@@ -360,10 +358,9 @@ func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
 	if err := b.call(ctx, name, configPath, name+".config."+zoneOf, []any{link}, &z.permanent); err != nil {
 		return z, fmt.Errorf("ask for the permanent zone of %s: %w", link, err)
 	}
-	if err := b.call(ctx, name, path, name+".getDefaultZone", nil, &z.standard); err != nil {
-		return z, fmt.Errorf("ask for the default zone: %w", err)
-	}
-	return z, nil
+
+	err = b.call(ctx, name, path, name+".getDefaultZone", nil, &z.standard)
+	return z, state.WithOperation(err, "ask for the default zone")
 }
 
 // changeZone asks firewalld to carry out an action on a link with the zones z.
@@ -378,8 +375,7 @@ func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) er
 		to = z.permanent
 	}
 
-	var was string
-	err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was)
+	err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, new(string))
 	return state.WithOperation(err, "%s %s %s", method, to, link)
 }
 

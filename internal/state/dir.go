@@ -293,12 +293,10 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)
-		var damaged *RecordError
-		switch {
-		case err == nil:
-			found = append(found, record)
-		case errors.As(err, &damaged):
+		if damaged, is := errors.AsType[*RecordError](err); is {
 			bad = append(bad, damaged)
+		} else if err == nil {
+			found = append(found, record)
 		}
 	}
 

@@ -191,10 +191,7 @@ func (o *options) removeCommand() *cobra.Command {
 			if err := node.Upkeep().Known(ctx, args[0]); err != nil {
 				return err
 			}
-			if err := node.Remove(ctx, args[0]); err != nil {
-				return err
-			}
-			return o.print("network "+printable.Line(args[0])+" is removed\n", nil)
+			return o.done(node.Remove(ctx, args[0]), "network "+printable.Line(args[0])+" is removed\n")
 		})
 	cmd.ValidArgsFunction = o.completeNetworks
 	return cmd

@@ -118,18 +118,14 @@ func readRecords(dir string, opt *doctor.Options) error {
 		return err
 	}
 
-	zones, err := d.Zones()
-	if err != nil {
-		return err
-	}
-
+	zones, zonesErr := d.Zones()
 	networks, _, err := d.ListNetworks()
 	opt.Trusted, opt.Kept, opt.Uplinks = zones.Joined, map[string][]netip.Prefix{}, map[string]string{}
 	for _, n := range networks {
 		opt.Kept[n.Name], opt.Uplinks[n.Name] = n.NonMasquerade, n.Uplink
 	}
 
-	return err
+	return cmp.Or(zonesErr, err)
 }
 
 // printExamined prints the findings about each pod. If a pod has a problem and the same findings as the pod before

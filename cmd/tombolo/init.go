@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -186,13 +187,6 @@ func (o *options) writeList(ctx context.Context, path string, list []byte) error
 		return err
 	}
 
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-
-	if err := os.WriteFile(path, list, 0o644); err != nil {
-		return err
-	}
-
-	return o.print(path+" is written\n", nil)
+	err = cmp.Or(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, list, 0o644))
+	return o.done(err, path+" is written\n")
 }

@@ -117,10 +117,8 @@ func (o *options) listLeases(context.Context, []string) error {
 		o.warn(bad.Error())
 	}
 
-	if len(records) > 0 {
-		if err := d.CheckKeeper(); err != nil {
-			o.warn(err.Error())
-		}
+	if err := d.CheckKeeper(); err != nil && len(records) > 0 {
+		o.warn(err.Error())
 	}
 
 	return o.print(leases.Table(records, time.Now()), leases.List(records, time.Now()))

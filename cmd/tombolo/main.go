@@ -223,6 +223,14 @@ func (o *options) print(text string, value any) error {
 	return err
 }
 
+// done returns err, the error of a command's work. If there is none, it prints text.
+func (o *options) done(err error, text string) error {
+	if err != nil {
+		return err
+	}
+	return o.print(text, nil)
+}
+
 // answer prints text or value like print. If the third argument is true, the command has found something, and answer
 // returns err.
 func (o *options) answer(text string, value any, is bool, err findingsError) error {

@@ -34,16 +34,13 @@ func (o *options) installCommand() *cobra.Command {
 // install copies the plugin into the directory dir, and adds a file for each name in list. With undo it removes these
 // files instead or, if list is empty, the files of all names.
 func (o *options) install(dir, list string, undo bool) error {
-	var names []string
 	if list == "" && undo {
 		list = "all"
 	}
 
-	if list != "" {
-		var err error
-		if names, err = install.Select(list, cni.Names()); err != nil {
-			return fmt.Errorf("%w: %w", errUsage, err)
-		}
+	names, err := install.Select(list, cni.Names())
+	if list != "" && err != nil { // without a list, names is nil
+		return fmt.Errorf("%w: %w", errUsage, err)
 	}
 
 	if undo {

@@ -31,10 +31,8 @@ func (o *options) uplinkCommand() *cobra.Command {
 			"shares the NIC. It is for hosts with static addresses. A NIC that a DHCP client or router "+
 			"advertisements manage is refused.",
 		func(ctx context.Context, node *network.Node, args []string) error {
-			if err := node.Uplinks().Take(ctx, args[0], args[1]); err != nil {
-				return err
-			}
-			return o.print(args[0]+" is a port of "+args[1]+", which has its addresses and routes\n", nil)
+			return o.done(node.Uplinks().Take(ctx, args[0], args[1]),
+				args[0]+" is a port of "+args[1]+", which has its addresses and routes\n")
 		})
 	restore := o.uplinkSubcommand("restore NIC [BRIDGE]",
 		"undo `uplink take`: give the NIC its addresses and routes back",
@@ -115,10 +113,8 @@ func verdict(addresses []netip.Addr, warnings []string, nic, bridge, connection 
 }
 
 func (o *options) restoreUplink(ctx context.Context, node *network.Node, args []string) error {
-	if err := node.Uplinks().Restore(ctx, args[0], optional(args, 1)); err != nil {
-		return err
-	}
-	return o.print(args[0]+" has its addresses and routes back\n", nil)
+	err := node.Uplinks().Restore(ctx, args[0], optional(args, 1))
+	return o.done(err, args[0]+" has its addresses and routes back\n")
 }
 
 // uplinkStatus prints a line for each NIC that a network shares or that was taken over. Below each line it lists the

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,25 +81,17 @@ func (c *call) pod() network.Pod {
 // readRequest reads the pod's parameters from the configuration and the environment. add calls it before any change, so
 // that an error needs no undo.
 func (c *call) readRequest(conf *NetConf) (*addRequest, error) {
+	var macErr, prevErr, portsErr error
 	args, err := parseArgs(c.args)
-	if err != nil {
-		return nil, err
-	}
-
-	a := &addRequest{pod: c.pod(), dns: conf.DNS}
+	rc, a := &conf.RuntimeConfig, &addRequest{pod: c.pod(), dns: conf.DNS}
 	a.pod.Name = args.Pod()
-	if a.pod.MAC, err = conf.podMAC(args); err != nil {
-		return nil, err
-	}
-
+	a.pod.MAC, macErr = conf.podMAC(args)
 	if !conf.bridge { // the reference plugin ignores a previous result
-		if a.prev, err = conf.prevResult(); err != nil {
-			return nil, err
-		}
+		a.prev, prevErr = conf.prevResult()
 	}
 
-	rc := &conf.RuntimeConfig
-	if a.pod.Ports, err = publishedPorts(rc.PortMappings); err != nil {
+	a.pod.Ports, portsErr = publishedPorts(rc.PortMappings)
+	if err := cmp.Or(err, macErr, prevErr, portsErr); err != nil {
 		return nil, err
 	}
 

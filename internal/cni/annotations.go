@@ -59,17 +59,13 @@ func (c *NetConf) annotationProblems(p *problems) {
 // annotate returns errors about Tombolo's annotations that are unknown, not permitted or invalid. It ignores
 // annotations for another network or without Tombolo's prefix.
 func (c *NetConf) annotate() (found strict.Problems) {
-	var ours []string
-	for key := range c.RuntimeConfig.Annotations {
-		if n := len(annotationPrefix); len(key) >= n && strings.EqualFold(key[:n], annotationPrefix) {
-			ours = append(ours, key)
-		}
-	}
-
 	rc, a, types := &c.RuntimeConfig, &c.annotated, annotationTypes()
 	a.keys = map[string]string{}
-	slices.Sort(ours)
-	for _, key := range ours {
+	for _, key := range slices.Sorted(maps.Keys(rc.Annotations)) {
+		if n := len(annotationPrefix); len(key) < n || !strings.EqualFold(key[:n], annotationPrefix) {
+			continue
+		}
+
 		network, setting := "", key[len(annotationPrefix):]
 		if i := strings.LastIndexByte(setting, '.'); i >= 0 {
 			network, setting = setting[:i], setting[i+1:]

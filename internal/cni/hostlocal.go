@@ -60,17 +60,9 @@ func (a *allocator) readHostLocal(r *ipamRequest) error {
 	}
 
 	reservations, err := r.reservations(conf.DataDir, sets)
-	if err != nil {
-		return err
-	}
-
-	args, err := parseArgs(r.Args)
-	if err != nil {
-		return err
-	}
-
-	wanted, err := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs, r.AnnotatedIPs))
-	if err != nil {
+	args, argsErr := parseArgs(r.Args)
+	wanted, wantedErr := parseRequested(slices.Concat(args.List("IP"), r.ArgIPs, r.IPs, r.AnnotatedIPs))
+	if err := cmp.Or(err, argsErr, wantedErr); err != nil {
 		return err
 	}
 

@@ -52,11 +52,10 @@ func pointerIfSet[T any](set *T, have T) *T {
 func (a attributes) set(conn *nl.Conn, l *link.Info, name string) error {
 	r := link.Request{Index: l.Index, MAC: a.mac(), MTU: a.MTU}
 	for bit, isOn := range map[uint32]*bool{unix.IFF_PROMISC: a.Promisc, unix.IFF_ALLMULTI: a.AllMulti} {
-		if isOn == nil {
-			continue
+		if isOn != nil {
+			r.Change |= bit
 		}
-		r.Change |= bit
-		if *isOn {
+		if orZero(isOn) {
 			r.Flags |= bit
 		}
 	}
@@ -123,17 +122,15 @@ func (f *tuningConf) complete(c *call) {
 	}
 
 	c.readArgs(&f.tuningSettings) // args.cni replaces only the settings that it has
-	if orZero(f.MAC) == "" {
-		f.MAC = nil
-	}
+	f.MAC, f.MTU, f.Promisc = unlessZero(f.MAC), unlessZero(f.MTU), unlessZero(f.Promisc)
+}
 
-	if orZero(f.MTU) == 0 {
-		f.MTU = nil
+// unlessZero returns p, or nil if *p is zero.
+func unlessZero[T comparable](p *T) *T {
+	if orZero(p) == *new(T) {
+		return nil
 	}
-
-	if !orZero(f.Promisc) {
-		f.Promisc = nil
-	}
+	return p
 }
 
 func (f *tuningConf) problems() []error {
@@ -176,14 +173,11 @@ func checkAllowlist(list string, parameters map[string]string) error {
 		found := false
 		for line := range strings.Lines(list) {
 			pattern := strings.TrimSpace(line)
-			if pattern == "" {
-				continue
-			}
 			ok, err := regexp.MatchString(pattern, key)
 			if err != nil {
 				return newError(codeInvalidConfig, "%s: %v", allowlistFile, err)
 			}
-			found = found || ok
+			found = found || ok && pattern != ""
 		}
 
 		if !found {

@@ -114,12 +114,10 @@ func (c *NetConf) problems() []error {
 	p := problems(c.Common.problems())
 	p.add(c.Mode != "" && c.Mode != modeGateway && c.Mode != modeLAN && c.Mode != modeL2,
 		`mode %q is not known: use "gateway", "lan" or "l2"`, c.Mode)
-	if b := c.IPMasqBackend; b != nil {
-		p.add(*b != "nftables" && *b != "" && (!c.bridge || *b != "iptables"),
-			`ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it `+
-				`to "nftables"`, *b)
-	}
-
+	backend := orZero(c.IPMasqBackend)
+	p.add(backend != "nftables" && backend != "" && (!c.bridge || backend != "iptables"),
+		`ipMasqBackend %q is not supported: masquerade is done with nf_tables, so leave the field out or set it to `+
+			`"nftables"`, backend)
 	p.add(c.MTU != 0 && (c.MTU < mtuMin || c.MTU > mtuMax),
 		"mtu %d is not within %d and %d: use 0 for the MTU of the default route's link", c.MTU, mtuMin, mtuMax)
 	p.add(c.Bridge != "" && !ident.IsLinkName(c.Bridge),
@@ -322,14 +320,10 @@ func (c *NetConf) vlanProblems(p *problems) {
 		p.add((t.MinID == nil) != (t.MaxID == nil), "vlanTrunk[%d] has one of minID and maxID: it takes both, or id", i)
 	}
 
+	// If VLAN.Check returns an error, the problems of single fields were added above.
 	s := c.settings()
-	if s.VLAN.Check() != nil {
-		return // the problems of single fields were added above
-	}
-
-	if err := s.CheckVLAN(); err != nil {
-		p.add(true, "%v", err)
-	}
+	err := s.CheckVLAN()
+	p.add(s.VLAN.Check() == nil && err != nil, "%v", err)
 }
 
 // nameBridge is the name of the reference plugin bridge, which NetConf implements with other defaults.

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -248,21 +249,11 @@ func (c *call) readStdin() error {
 		return newError(codeDecoding, "the network's configuration on stdin is longer than %d bytes", MaxStdin)
 	}
 
-	if err := c.parse(data); err != nil {
-		return err
+	if err := cmp.Or(c.parse(data), c.accept()); err != nil || c.others {
+		return cmp.Or(err, c.conf.acceptName())
 	}
 
-	if err := c.accept(); err != nil {
-		return err
-	}
-
-	if !c.others {
-		if err := c.refuse(); err != nil {
-			return err
-		}
-	}
-
-	return c.conf.acceptName()
+	return cmp.Or(c.refuse(), c.conf.acceptName())
 }
 
 // versionVerb returns the output of the verb VERSION. Its field cniVersion repeats the version from stdin. If stdin has

@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -34,13 +35,9 @@ func (a *allocator) static(r *ipamRequest) error {
 		return newError(codeInvalidConfig, `network %q: static needs the field "ipam"`, r.Network)
 	}
 
-	args, err := parseArgs(r.Args)
-	if err != nil {
-		return err
-	}
-
+	args, argsErr := parseArgs(r.Args)
 	addresses, err := staticAddresses(conf.Addresses, args, &r.RequestedAddresses)
-	if err != nil {
+	if err := cmp.Or(argsErr, err); err != nil {
 		return err
 	}
 

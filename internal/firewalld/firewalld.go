@@ -144,19 +144,17 @@ func (z *Zones) attend(ctx context.Context) (err error) {
 	}
 
 	isRunning, err := z.bus.isThere(ctx)
-	if err != nil {
-		return err
-	}
-
-	if !isRunning {
+	if err == nil && !isRunning {
 		z.unlock()
 		return z.Tell(ctx)
 	}
 
-	if z.lock == nil {
-		if z.lock, err = z.State.AttendZones(); err != nil {
-			return err
-		}
+	if err == nil && z.lock == nil {
+		z.lock, err = z.State.AttendZones()
+	}
+
+	if err != nil {
+		return err
 	}
 	return z.look(ctx, z.bus)
 }
@@ -360,10 +358,9 @@ func (b *bus) zonesOf(ctx context.Context, link string) (z zones, err error) {
 	if err := b.call(ctx, name, configPath, name+".config."+zoneOf, []any{link}, &z.permanent); err != nil {
 		return z, fmt.Errorf("ask for the permanent zone of %s: %w", link, err)
 	}
-	if err := b.call(ctx, name, path, name+".getDefaultZone", nil, &z.standard); err != nil {
-		return z, fmt.Errorf("ask for the default zone: %w", err)
-	}
-	return z, nil
+
+	err = b.call(ctx, name, path, name+".getDefaultZone", nil, &z.standard)
+	return z, state.WithOperation(err, "ask for the default zone")
 }
 
 // changeZone asks firewalld to carry out an action on a link with the zones z.
@@ -378,11 +375,8 @@ func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) er
 		to = z.permanent
 	}
 
-	var was string
-	if err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, &was); err != nil {
-		return fmt.Errorf("%s %s %s: %w", method, to, link, err)
-	}
-	return nil
+	err := b.call(ctx, name, path, runtimeZone+method, []any{to, link}, new(string))
+	return state.WithOperation(err, "%s %s %s", method, to, link)
 }
 
 // SystemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
@@ -473,10 +467,7 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 	path, _, _ = strings.Cut(path, ",") // cut off options such as guid=…
 	dialer := net.Dialer{Timeout: timeout}
 	socket, err := dialer.DialContext(ctx, "unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrNoBus, err)
-	}
-	return socket, nil
+	return socket, state.WithOperation(err, "%w", ErrNoBus)
 }
 
 // ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
@@ -519,14 +510,11 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	answers ...any) error {
 	ctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	if err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout)); err != nil {
-		return fmt.Errorf("call %s: %w", method, err)
+	err := b.socket.SetWriteDeadline(time.Now().Add(b.timeout))
+	if err == nil {
+		err = b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart, args...).Store(answers...)
 	}
-	if err := b.conn.Object(to, at).CallWithContext(ctx, method, dbus.FlagNoAutoStart,
-		args...).Store(answers...); err != nil {
-		return fmt.Errorf("call %s: %w", method, err)
-	}
-	return nil
+	return state.WithOperation(err, "call %s", method)
 }
 
 // errorName returns the name of an error message over D-Bus, or "" for another error.

@@ -75,44 +75,39 @@ func (x *exchange) run() error {
 			x.Log.Warn("an answer is not trusted", append(x.logAttrs(), "why", out.Unbelieved)...)
 		}
 
+		var err error
 		if out.Lost != nil || out.Err != nil {
-			if err := x.recordLoss(out); err != nil {
-				return err
-			}
+			err = x.recordLoss(out)
 		}
 
-		if out.Send != nil {
-			if err := x.send(out.Send); err != nil {
-				return err
-			}
+		if err == nil && out.Send != nil {
+			err = x.send(out.Send)
 			if s.Lease() != nil {
 				x.last, x.again = out.Send, now().Add(resendAfter)
 			}
 		}
 
-		if out.Bound != nil {
+		if err == nil && out.Bound != nil {
 			x.m.slow = false
-			if err := x.applyLease(out.Bound); err != nil {
-				return err
-			}
+			err = x.applyLease(out.Bound)
 		}
 
-		t := now()
 		switch {
+		case err != nil:
+			return err
 		case out.Listen.IsZero():
 			return nil
-		case !t.Before(x.limit):
+		case !now().Before(x.limit):
 			return x.recordNoAnswer()
 		}
 
-		p, err := x.receive(x.ctx, trace.Earliest(out.Listen, x.limit, x.again))
+		heard, err = x.receive(x.ctx, trace.Earliest(out.Listen, x.limit, x.again))
 		if err != nil {
 			return fmt.Errorf("hear from DHCP servers: %w", err)
 		}
 
-		heard = p
 		switch {
-		case p != nil || isDue(x.m.session, now()):
+		case heard != nil || isDue(x.m.session, now()):
 		case x.last != nil:
 			if err := x.resend(); err != nil {
 				return err
@@ -232,11 +227,10 @@ func (x *exchange) applyLease(l *dhcpc.Lease) error {
 		return err
 	}
 
-	switch {
-	case fresh:
+	if fresh {
 		x.metrics.acquisitions.Inc()
 		x.Log.Info("lease got again", append(x.logAttrs(), "before", before.Address)...)
-	default:
+	} else {
 		x.metrics.renewals.Inc()
 		x.Log.Debug("lease renewed", append(x.logAttrs(), "expires", l.Expire)...)
 	}

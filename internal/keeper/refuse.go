@@ -50,14 +50,10 @@ func (k *Keeper) refuse6(r *lease.Record) func(l, held *dhcp6.Lease6) error {
 func (k *Keeper) addressCheck(r *lease.Record) func(own, had netip.Addr, holds bool) error {
 	network, hash, at := r.Network, r.Hash(), r.At()
 	return func(own, had netip.Addr, holds bool) error {
-		err := k.node.checkConflict(at, own, had)
-		if own == had && holds {
-			if !errors.As(err, new(lease.Conflict)) {
-				return nil // keep the pod's address if the keeper could not look, for example without memory
-			}
-			return err
-		}
-		if err != nil || k.State == nil {
+		switch err := k.node.checkConflict(at, own, had); {
+		case own == had && holds && !errors.As(err, new(lease.Conflict)):
+			return nil // keep the pod's address if the keeper could not look, for example without memory
+		case own == had && holds, err != nil, k.State == nil:
 			return err
 		}
 		return k.refuseOwned(network, hash, at, own)
@@ -75,9 +71,7 @@ func (k *Keeper) refuseOwned(network, hash, bridge string, own netip.Addr) error
 	held, err := fw.AddressOwner(context.Background(), bridge, own)
 	err = errors.Join(err, fw.Close())
 	switch {
-	case err == nil && (held == nil || string(held.Owner) == hash && held.Network == network):
-		return nil
-	case err != nil:
+	case err != nil, held == nil, string(held.Owner) == hash && held.Network == network:
 		return err
 	case held.Owner == "":
 		return held // another program added the element

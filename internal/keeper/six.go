@@ -236,21 +236,18 @@ func (x *exchange6) run() error {
 			err = x.note6(x.noResult().Error())
 		}
 
+		if err == nil && out.Check != nil {
+			e.Verdict, err = x.check(out.Check)
+		}
+
 		if err != nil {
 			x.m.six.session = nil // the next visit restores it from the record
 			return err
 		}
 
-		if out.Check != nil {
-			var err error
-			if e.Verdict, err = x.check(out.Check); err != nil {
-				x.m.six.session = nil
-				return err
-			}
-			continue
-		}
-
 		switch {
+		case out.Check != nil:
+			continue
 		case out.Listen.IsZero():
 			return nil
 		case !now().Before(x.limit):
@@ -276,24 +273,21 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 		x.countLoss(out.Err)
 	}
 
+	var err error
 	switch {
 	case out.Lost != nil:
-		if err := x.recordLoss6(out); err != nil {
-			return err
-		}
+		err = x.recordLoss6(out)
 	case out.Err != nil:
-		if err := x.note6(out.Err.Error()); err != nil {
-			return err
-		}
+		err = x.note6(out.Err.Error())
 	}
 
-	if out.Send != nil {
-		if err := x.send(out.Send); err != nil {
-			return err
-		}
+	if err == nil && out.Send != nil {
+		err = x.send(out.Send)
 	}
 
 	switch {
+	case err != nil:
+		return err
 	case out.Bound != nil:
 		return x.applyLease6(out.Bound)
 	case out.Information != nil: // a server sent DNS settings to a pod without a DHCPv6 lease
@@ -327,11 +321,8 @@ func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 
 	t := now()
 	inUse, err := x.pod.inUse(x.ctx, applied6(l), l.Left(t), l.PreferredFor(t))
-	switch {
-	case err != nil:
-		return 0, err
-	case !inUse:
-		return dhcp6.Unused, nil
+	if err != nil || !inUse {
+		return dhcp6.Unused, err
 	}
 
 	x.Log.Warn("another host has the address that a DHCPv6 server gave", append(x.logAttrs(), "ipv6", l.Address)...)

@@ -236,12 +236,7 @@ func (h *LockedRecord) put(r *Record) error {
 		return &os.PathError{Op: "write", Path: h.dir.recordPath(h.hash), Err: os.ErrClosed}
 	}
 
-	out, err := h.dir.toDisk(r)
-	if err != nil {
-		return err
-	}
-
-	data, err := encode(out)
+	data, err := h.dir.toDisk(r)
 	if err != nil {
 		return err
 	}

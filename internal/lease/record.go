@@ -237,9 +237,9 @@ func kernelClock() Clock {
 // (Booted). Within that boot only the difference between a time and Booted counts, so setting the clock does no harm.
 // After another boot, the times count unchanged. In memory, times have readings of the process's monotonic clock.
 
-// toDisk returns a copy of the record for its file. In the copy, all times are wall clock times in UTC, and Booted is
-// the time of the boot.
-func (d *Store) toDisk(r *Record) (*Record, error) {
+// toDisk encodes a record for its file. In the result, all times are wall clock times in UTC, and Booted is the time of
+// the boot. It returns the errors of Clock and of encode.
+func (d *Store) toDisk(r *Record) ([]byte, error) {
 	_, up, err := d.Clock()
 	if err != nil {
 		return nil, err
@@ -248,19 +248,15 @@ func (d *Store) toDisk(r *Record) (*Record, error) {
 	wall := now.Round(0).UTC()
 	out := r.withTimes(func(t time.Time) time.Time { return wall.Add(t.Sub(now)) })
 	out.Booted = wall.Add(-up)
-	return out, nil
+	return encode(out)
 }
 
 // fromDisk decodes a record's file. In the result, all times have readings of the process's monotonic clock. It returns
 // the errors of decode and of Clock.
 func (d *Store) fromDisk(data []byte) (*Record, error) {
 	r, err := decode(data)
-	if err != nil {
-		return nil, err
-	}
-
-	boot, up, err := d.Clock()
-	if err != nil {
+	boot, up, clockErr := d.Clock()
+	if err := cmp.Or(err, clockErr); err != nil {
 		return nil, err
 	}
 

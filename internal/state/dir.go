@@ -293,12 +293,10 @@ func list[T any](dir string, isName func(string) bool, load func(name string) (*
 func LoadAll[T any](names []string, load func(name string) (*T, error)) (found []*T, bad []*RecordError) {
 	for _, name := range names {
 		record, err := load(name)
-		var damaged *RecordError
-		switch {
-		case err == nil:
-			found = append(found, record)
-		case errors.As(err, &damaged):
+		if damaged, is := errors.AsType[*RecordError](err); is {
 			bad = append(bad, damaged)
+		} else if err == nil {
+			found = append(found, record)
 		}
 	}
 
@@ -556,8 +554,7 @@ func (d *Dir) Enter(ctx context.Context) (*Lock, Epoch, error) {
 			// A new epoch replaces a missing, stale or damaged one.
 			return found == nil, Ignore(found, os.ErrNotExist, ErrStale, ErrDamaged)
 		},
-		func() error {
-			var err error
+		func() (err error) {
 			epoch, err = d.beginEpoch(errors.Is(found, ErrStale))
 			return err
 		})

@@ -277,14 +277,10 @@ const (
 // Note reads the note, a line in the lock's file that caches facts about the network namespace. It returns "" if there
 // is no note, if the note is incomplete, or if it concerns another network namespace.
 func (l *Lock) Note() string {
-	netns, err := l.netns()
-	if err != nil {
-		return ""
-	}
-
+	netns, netnsErr := l.netns()
 	buf := make([]byte, noteSum+maxNote+1)
 	n, err := file.Restart(func() (int, error) { return unix.Pread(l.fd, buf, 0) })
-	if err != nil || n <= noteSum {
+	if netnsErr != nil || err != nil || n <= noteSum {
 		return ""
 	}
 

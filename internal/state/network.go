@@ -283,19 +283,14 @@ func (f *UplinkFile) Save(record []byte) error {
 // Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
 // epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
 // checks the contents.
-func (f *UplinkFile) Load() ([]byte, error) {
-	record, err := f.load()
-	return record, WithOperation(err, "load record of uplink")
-}
-
-func (f *UplinkFile) load() ([]byte, error) {
+func (f *UplinkFile) Load() (record []byte, err error) {
+	defer func() { err = WithOperation(err, "load record of uplink") }()
 	path, err := f.path()
 	if err != nil {
 		return nil, err
 	}
 
 	var epoch Epoch
-	var record []byte
 	data, err := file.Read(path, maxUplink)
 	if err == nil {
 		epoch, record, err = splitUplink(data)

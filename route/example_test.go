@@ -42,7 +42,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // as the kernel would send to it
+	way, err := conn.Get(ctx, netip.MustParseAddr("192.0.2.1")) // the route of a packet to this address
 	if err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // DefaultMark is the mark bit if Config.Mark is 0. NetBird, kube-proxy, portmap, netavark, Calico, Tailscale, mwan3
-// and AWS's CNI do not use this bit.
+// and AWS's CNI do not use this bit of a packet's mark. NetBird uses the bit in marks of connections (0x1bd10).
 const DefaultMark = nftnl.DefaultMark
 
 // Config holds the parameters of Dial. A nil Config and a zero field mean the defaults.

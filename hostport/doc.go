@@ -2,7 +2,7 @@
 // whose address translation is outdated. Package nft publishes the ports (nft.Endpoint.Ports). Ports at 127.0.0.1 also
 // need bridge.Routing.RouteLocalnet.
 //
-//	taken, err := hostport.Listeners(ctx, host, port) // sockets that would not receive packets any more
+//	taken, err := hostport.Listeners(ctx, host, port) // sockets that would lose packets to the pod
 //	conn, err := hostport.Dial(host, nil)
 //	err = firewall.Add(ctx, pod) // package nft
 //	err = conn.FlushStale(ctx, pod.Addrs, port) // deletes flows that began earlier

@@ -66,8 +66,8 @@ func (c *Conn) FlushStale(ctx context.Context, pod []netip.Addr, ports ...nft.Po
 	})
 }
 
-// Flush deletes UDP flows to ports that are no longer published, if the flows lead to the addresses in pod. The kernel
-// walks through its whole table of flows, which takes about 10 ms.
+// Flush deletes UDP flows to ports that are no longer published, if the flows lead to the first address of a family in
+// pod. The kernel walks through its whole table of flows once for each family, which takes about 10 ms.
 func (c *Conn) Flush(ctx context.Context, pod []netip.Addr, ports ...nft.Port) error {
 	return c.flush(ctx, pod, ports,
 		func(to netip.AddrPort, _ bool, f *conntrack.Flow) bool { return f.Reply.Src == to })

@@ -19,8 +19,8 @@ import (
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
-// Listener describes a socket of the host that listens on a port. After the port is published, the socket receives no
-// new connections or packets, because they go to the pod.
+// Listener describes a socket of the host that listens on a port. After the port is published, new connections and
+// packets to the published addresses go to the pod, and no longer to the socket.
 type Listener struct {
 	Protocol nft.Protocol
 	Local    netip.AddrPort // the address and port of the socket; ::ffff:10.0.0.1 becomes 10.0.0.1
@@ -31,9 +31,9 @@ type Listener struct {
 	inode    uint32 // the socket's inode number, as in /proc/PID/fd
 }
 
-// Listeners returns the sockets of the host that would receive no packets any more if the ports were published. The
-// result is sorted by protocol, address and port. A port without a HostAddr counts as published on all addresses of the
-// host. For an invalid port, the error matches tombolo.ErrInvalid.
+// Listeners returns the sockets of the host that would lose packets to a pod if the ports were published. The result
+// is sorted by protocol, address and port. A port without a HostAddr counts as published on all addresses of the host.
+// For an invalid port, the error matches tombolo.ErrInvalid.
 //
 //   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
 //     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.

@@ -20,7 +20,7 @@ import (
 )
 
 // DefaultMark is the mark bit if Config.Mark is 0. NetBird, kube-proxy, portmap, netavark, Calico, Tailscale, mwan3
-// and AWS's CNI do not use this bit.
+// and AWS's CNI do not use this bit of a packet's mark. NetBird uses the bit in marks of connections (0x1bd10).
 const DefaultMark = nftnl.DefaultMark
 
 // Config holds the parameters of Dial. A nil Config and a zero field mean the defaults.
@@ -42,10 +42,11 @@ type Config struct {
 // Conn manages the firewall of one network namespace. Several goroutines and several processes may use it at the same
 // time. Errors from the kernel are, or wrap, a *tombolo.OpError.
 type Conn struct {
-	tables   ruleset.Tables
-	mark     uint32
-	verified nftnl.Verified // the networks that Ready found complete, and the nf_tables generation in which it did
-	err      error          // an invalid Config passed to On; all methods that send requests, except Probe, return it
+	tables ruleset.Tables
+	mark   uint32
+	// verified records which rulesets Ready, here and of foreign.Conn, found complete in a generation of nf_tables.
+	verified nftnl.Verified
+	err      error // an invalid Config passed to On; all methods that send requests, except Probe, return it
 }
 
 // Dial opens a netlink connection to nf_tables. It needs CAP_SYS_ADMIN if cfg.NetNS is set. All methods need
@@ -142,7 +143,7 @@ func retried[T any](ctx context.Context, c *Conn, try func() (T, error)) (result
 	return result, err
 }
 
-// elements returns all elements of all sets in our tables. See ruleset.Tables.Elements.
+// elements returns the elements of all our sets, without sentinels. See ruleset.Tables.Elements.
 func (c *Conn) elements(ctx context.Context) ([]ruleset.Element, error) {
 	return retried(ctx, c, c.tables.Elements)
 }

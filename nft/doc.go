@@ -51,8 +51,8 @@
 // a machine on the LAN. An example is a rule for the address of a Kubernetes service. Packets that a pod sent are
 // masqueraded only if bridged packets do not pass these hooks.
 //
-// If a program of the host already listens on a published port, that program gets no packets any more. This package
-// does not look for such programs.
+// If a program of the host already listens on a published port, the pod gets the packets instead. This package does
+// not look for such programs.
 //
 // Some networks also have a table bridge tombolo. Its chains restrict the frames that ports may send. Some chains apply
 // to every pod (Network.Groups), and others only to guarded pods (Network.Guard, Endpoint.Guard), whose addresses are

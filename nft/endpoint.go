@@ -67,8 +67,9 @@ type Endpoint struct {
 	// follow, as in "192.0.2.0/24, wg0 tcp 443, fd00::/8 udp 53-60". "" and "all" contain everyone. All other calls
 	// go to the host itself, as if the port were not published.
 	PublishFrom []string
-	// Unadmitted lets the host's own firewall decide about connections to Ports: their packets get no mark, except
-	// packets from pods.
+	// Unadmitted lets the host's own firewall decide about new connections to Ports. A packet that opens such a
+	// connection gets no mark, unless a pod sent it. After the pod has answered, all packets of the connection get the
+	// mark.
 	Unadmitted bool
 	// Egress lists the destinations that the pod may open connections to. Only destinations that the network's Egress
 	// permits too are reachable. Set a Guard too: Egress does not restrict packets from other source addresses. The

@@ -71,7 +71,8 @@ type Network struct {
 	// The rule applies to each port of each bridge if the port's name begins with "veth". This includes ports of other
 	// programs, and pods that the firewall does not know. If such a port must pass STP or LLDP frames through a bridge,
 	// give the port another name. The kernel calls no rule for LLDP frames, or for STP frames while the bridge runs
-	// STP, unless the port forwards these groups (ForwardGroups of bridge.Port).
+	// STP, unless the port forwards these groups (ForwardGroups of bridge.Port). For LLDP, the bridge's group_fwd_mask
+	// has the same effect.
 	//
 	// Groups also drops, from such ports, IP packets and further tags behind a VLAN tag with VLAN ID 0. Such packets
 	// would reach other pods without passing the firewall's hooks. It drops frames with a second tag behind a tag of

@@ -19,7 +19,7 @@ import (
 )
 
 // Request describes a request about one link, or about all links of a group. Fields that are zero add no attributes to
-// the message. Only if Index, Name and Group are all unset, the message has an empty name.
+// the message. Exception: if Index, Name and Group are all unset, Message adds an empty name.
 type Request struct {
 	// Index selects the link. If it is 0, Name selects the link. If Name is empty too, Group selects all links of a
 	// group. A Name or Group that is not needed for this selection is a new value for the link.

@@ -346,7 +346,8 @@ func CheckTable(name string, mark uint32) error {
 // PriorityForward is the priority of the chain that marks pods' packets. nft calls it "filter - 10".
 const PriorityForward = -10
 
-// FamilyName returns nft's name for a table family (unix.NFPROTO_*).
+// FamilyName returns nft's name for a table family (unix.NFPROTO_*). For a family that it does not know, such as arp,
+// it returns the number.
 func FamilyName(family uint8) string {
 	names := map[uint8]string{
 		unix.NFPROTO_INET: "inet", unix.NFPROTO_BRIDGE: "bridge", unix.NFPROTO_NETDEV: "netdev",

@@ -106,8 +106,8 @@ func (b *Batch) Reset() {
 // Err returns the error of the i-th request, counted from 0, after Execute.
 func (b *Batch) Err(i int) error { return b.reqs[i].error() }
 
-// FirstErr returns the error of the first failed request. Errors of later requests are mostly consequences of it. It
-// skips errors that match one in the list ignored.
+// FirstErr returns the error of the first failed request, or nil. It skips errors that match one in the list ignored.
+// Errors of later requests are mostly consequences of the first.
 func (b *Batch) FirstErr(ignored ...error) error {
 	for i := range b.reqs {
 		err := b.reqs[i].error()
@@ -477,7 +477,7 @@ func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 
 // reading is the result of one attempt to read a list.
 type reading struct {
-	interrupted bool   // the kernel marked the list as changed
+	interrupted bool   // the list changed while the kernel wrote it
 	parts       int    // datagrams with objects
 	sum         uint64 // a hash of the objects' identities, in their order
 }
@@ -547,7 +547,8 @@ type kind struct {
 // a list has several parts, it must be read a second time, in other parts, with the same result.
 //
 // For other lists, the result has no keys. The kernel marks interrupted lists of links, nf_tables objects and next
-// hops. In a list of flows or sockets, the kernel itself finds the place where the previous part ended.
+// hops. In a list of flows, the kernel itself finds the place where the previous part ended. In a list of sockets, it
+// counts only within one bucket of its hash table, so objects are rarely lost.
 func listing(ask netlink.HeaderType) kind {
 	switch ask {
 	case unix.RTM_GETADDR:

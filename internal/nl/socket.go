@@ -156,8 +156,8 @@ func (s *socket) Receive(b []byte) (int, error) {
 		case n > len(b):
 			return 0, fmt.Errorf("%w: a datagram of %d bytes, where %d fit", ErrMalformed, n, len(b))
 		case port == 0:
-			// Ignore messages from other processes, since any process in the network namespace can send to a netlink
-			// socket. Messages from the kernel have the port 0.
+			// Ignore messages from other processes: one with CAP_NET_ADMIN can send to any netlink socket in the
+			// network namespace. Messages from the kernel have the port 0.
 			s.debug.print("recv", b[:n])
 			return n, nil
 		}

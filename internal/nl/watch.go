@@ -78,8 +78,9 @@ func (w *Watch) join(groups []int) error {
 	return nil
 }
 
-// Close closes the socket. If another goroutine is waiting in Next, that call returns within 50 ms (lookUp). Later
-// calls of any method, including Close, return an error that matches tombolo.ErrInvalid.
+// Close closes the socket. If another goroutine is waiting in Next, Close waits for up to two checks of the context
+// (100 ms, see lookUp), and ends that call. Then all methods, including Close, return an error that matches
+// tombolo.ErrInvalid.
 func (w *Watch) Close() error {
 
 	w.mu.Lock()
@@ -93,7 +94,7 @@ func (w *Watch) Close() error {
 	return unix.Close(fd)
 }
 
-// next receives from the socket. If the Watch is closed, it returns an error.
+// next receives one datagram from the socket. If the Watch is closed, it returns an error.
 func (w *Watch) next(flags int) ([]netlink.Message, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -118,7 +119,8 @@ func (w *Watch) Next(ctx context.Context) ([]netlink.Message, error) {
 	}
 }
 
-// Queued returns the announcements that are already queued, without waiting. The result may be empty.
+// Queued returns the announcements of the next queued datagram, without waiting. If none is queued, it returns an empty
+// list.
 func (w *Watch) Queued() ([]netlink.Message, error) {
 	list, err := w.next(unix.MSG_DONTWAIT)
 	if errors.Is(err, unix.EAGAIN) {

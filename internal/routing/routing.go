@@ -84,7 +84,7 @@ func Rules(c *nl.Conn) ([]Rule, error) {
 // reports whether its family is known. list skips other objects.
 func list[T any](c *nl.Conn, op string, ask netlink.HeaderType, body func() ([]byte, error),
 	decode func([]byte) (T, bool, error)) (all []T, _ error) {
-	const fromGetToNew = unix.RTM_NEWRULE - unix.RTM_GETRULE // the difference is the same for all kinds
+	const fromGetToNew = unix.RTM_NEWRULE - unix.RTM_GETRULE // equal for all kinds of objects
 	m, err := nl.Marshal(ask, 0, body, nil)
 	err = c.List(context.Background(), op, m, err, func(m netlink.Message) error {
 		if int(m.Header.Type) != int(ask)+fromGetToNew {
@@ -269,7 +269,7 @@ func Find(c *nl.Conn, link int, a netip.Addr) (NeighbourEntry, error) {
 	return got, err
 }
 
-// Replace adds entries. It overwrites existing entries with the same addresses. op names the work in errors.
+// Replace adds entries. It overwrites existing entries of the same address and link. op names the work in errors.
 func Replace(conn *nl.Conn, op string, entries ...NeighbourEntry) error {
 	var b nl.Batch
 	for _, entry := range entries {
@@ -279,8 +279,8 @@ func Replace(conn *nl.Conn, op string, entries ...NeighbourEntry) error {
 	return conn.Execute(&b)
 }
 
-// ReplaceMessage returns a request that adds an entry, or overwrites the existing entry of the same address. It is
-// for callers that send several requests in one datagram.
+// ReplaceMessage returns a request that adds an entry, or overwrites the existing entry of the same address and link.
+// It is for callers that send several requests in one datagram.
 func (n NeighbourEntry) ReplaceMessage() (netlink.Message, error) {
 	return n.newMessage(netlink.Create | netlink.Replace)
 }

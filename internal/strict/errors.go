@@ -185,8 +185,8 @@ func describe(raw []byte) string {
 	}
 }
 
-// compact removes the white space of a valid JSON value, and cuts the result to valueLimit bytes at the start of a
-// rune.
+// compact removes the white space of a valid JSON value. If the result has more than valueLimit bytes, compact cuts it
+// at the start of a rune and appends "…".
 func compact(raw []byte) string {
 	value := jsontext.Value(bytes.Clone(raw))
 	_ = value.Compact() // an error leaves the value as it is

@@ -44,7 +44,8 @@ type Expecter interface {
 	JSONExpects() string
 }
 
-// Problems lists all errors of a document, in its order. Each is an *[Error].
+// Problems lists all errors of a document, in its order. Each is an *[Error], unless the caller passed a v that is no
+// pointer to a struct.
 type Problems []error
 
 // First returns the first problem, or nil if there is none.
@@ -80,7 +81,7 @@ type decoder struct {
 	types    types
 }
 
-// problem stores an error after which decoding continues. Other methods return an error only if it ends the decoding.
+// problem stores an error of the document. A method that decodes returns an error only if decoding cannot continue.
 func (d *decoder) problem(err error) { d.problems = append(d.problems, err) }
 
 // document decodes all of data into v.

@@ -331,7 +331,7 @@ func (q *Qdisc) Decode(b []byte) error {
 // Ours reports whether the qdisc has the kind and the handle of a qdisc of SetTBF.
 func (q Qdisc) Ours() bool { return q.Kind == "tbf" && q.Handle == Handle }
 
-// Burst returns the burst in bytes, or the largest number if it is larger. It is as exact as a tick permits.
+// Burst returns the burst in bytes, at most math.MaxUint32. The result is as exact as a tick permits.
 func (q Qdisc) Burst() uint32 {
 	return uint32(min(math.Round(float64(q.Rate)*float64(q.Ticks)*tick/1e9), math.MaxUint32))
 }

@@ -42,7 +42,7 @@ type Conn struct {
 }
 
 // On returns a Conn that uses an open connection. The connection's owner still has to close it. If s is the Socket of
-// an nft.Conn, Ready is faster, since this Socket remembers the generation of nf_tables.
+// an nft.Conn, it may have a record of the generation of nf_tables, which makes Ready faster.
 func On(s tombolo.Socket, cfg *Config) *Conn {
 	if cfg == nil {
 		cfg = &Config{}

@@ -166,7 +166,8 @@ func (c *Conn) Remarks(ctx context.Context, hostPorts bool) (names []string, _ e
 // ReversePaths describes rules of other programs that drop a packet from the given bridge if the route back to its
 // source uses another link. Each text names the rule and a remedy. If the bridge shares a NIC, such rules may drop
 // bridged frames of pods. affected selects unix.NFPROTO_IPV4, unix.NFPROTO_IPV6 or both. ReversePaths assumes that each
-// rule with such a check drops. It does not examine rules with other conditions, or legacy iptables.
+// rule with such a check drops, unless the rule has no verdict. It does not examine rules with other conditions, or
+// legacy iptables.
 func (c *Conn) ReversePaths(ctx context.Context, bridge string, affected ...uint8) (names []string, _ error) {
 	accepting := map[chain]bool{} // chains in which an earlier rule accepts or returns all packets from the bridge
 	err := c.rules(packet{link: bridge}, func(at chain, r rule) {

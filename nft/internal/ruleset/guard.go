@@ -99,7 +99,7 @@ const (
 	guard4Set    = "guard4"       // each port's IPv4 addresses
 	guard6Set    = "guard6"       // each port's IPv6 addresses, also the link-local one made from the MAC
 	guardNDSet   = "guard-target" // the addresses in guard6, as targets of neighbour discovery
-	guardLinkSet = "guard-lladdr" // each port's MAC, for link-layer addresses inside messages
+	guardLinkSet = "guard-lladdr" // MACs as in guard-mac, for link-layer addresses inside messages; not of all ports
 	guardIDSet   = "guard-id"     // each port's interface identifier made from the MAC, for SLAAC
 
 	guardUntrustedSet = "guard-untrusted" // ports of pods that must not be servers or routers

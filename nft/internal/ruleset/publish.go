@@ -127,7 +127,7 @@ func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]
 // setting.
 const sharedSettings = "shared"
 
-// addPublish appends the rules that redirect callers of published ports to pods, for packets from outside.
+// addPublish appends the rules that redirect callers of published ports to pods, for packets that the host receives.
 func (list *rules) addPublish() { list.addToHost(); list.addCallers(); list.addHostPorts() }
 
 // addPublishLocal appends the rules that redirect the host's own packets to pods. It does not check the callers, since

@@ -125,7 +125,7 @@ type Chain struct {
 	write    func(*rules) // writes the rules
 }
 
-// Rules returns the intended rules of the chain. Checking that a chain is complete does not need them: see Comment.
+// Rules returns the intended rules of the chain. Conn.Ready of package nft does not need them: see Comment.
 func (ch *Chain) Rules() []Rule {
 	var list rules
 	ch.write(&list)

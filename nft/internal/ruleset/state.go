@@ -270,7 +270,8 @@ type Changes struct {
 	tables []uint8 // families whose tables must be created, or are dormant
 	Sets   []Set
 	// Unmarked lists sets that exist with the right type but do not contain our sentinel (see SentinelLink). Another
-	// program has emptied or loaded them, or Prepare has created them.
+	// program has emptied or loaded them, or Prepare has created them. After Outline, Unmarked lists all sets
+	// without our sentinel, even missing ones.
 	Unmarked  []Set
 	chains    []*Chain
 	oldSets   []Place // sets of the wrong type, to delete and create again

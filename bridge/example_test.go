@@ -63,7 +63,7 @@ func run(ctx context.Context) error {
 		Bridge: "pods0", Name: bridge.HostName("example", "container-1", "eth0"), Peer: "eth0",
 		Alias: "example:container-1", Addresses: addresses, Routes: routes,
 	}
-	attached, err := conn.Attach(ctx, pod, port) // undoes its own steps if it fails
+	attached, err := conn.Attach(ctx, pod, port) // deletes its veth pair if it fails
 	if err != nil {
 		return err
 	}

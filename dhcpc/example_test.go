@@ -63,7 +63,7 @@ func run(ctx context.Context, path string, index int, mac net.HardwareAddr) erro
 	if !errors.Is(err, context.Canceled) {
 		return err
 	}
-	err = client.Release(context.WithoutCancel(ctx), held)
+	err = client.Release(context.WithoutCancel(ctx), held) // held is the last lease that apply got
 	return err
 }
 

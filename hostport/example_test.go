@@ -32,7 +32,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	port := nft.Port{Protocol: nft.UDP, HostPort: 5353, PodPort: 53}
-	taken, err := hostport.Listeners(ctx, host, port) // sockets that would not receive packets any more
+	taken, err := hostport.Listeners(ctx, host, port) // sockets that would lose packets to the pod
 	if err != nil {
 		return err
 	}

@@ -31,12 +31,12 @@ func run(ctx context.Context) error {
 		return err
 	}
 	owner := ipam.Owner{ContainerID: "web-1", IfName: "eth0"}
-	given, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
+	allocation, err := addresses.Add(ctx, owner) // 10.1.0.2/24 via 10.1.0.1
 	if err != nil {
 		return err
 	}
-	fmt.Println(given.Addresses)
-	err = addresses.Check(ctx, owner, given.Addresses)
+	fmt.Println(allocation.Addresses)
+	err = addresses.Check(ctx, owner, allocation.Addresses)
 	if err != nil {
 		return err
 	}

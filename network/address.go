@@ -108,12 +108,6 @@ func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations. Without attachments, the files there are
-// only bookkeeping. A directory that the configuration names is the operator's, and stays.
-func (s *session) removeReservations(network string) error {
-	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
-}
-
 // knownAddresses returns the attachment's addresses. It tries the complete record, the port's alias, and the caller's
 // Known.Addresses in turn. nil means that the addresses are unknown, and must be searched for.
 func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {

@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -406,11 +407,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 				"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
 	}
 
-	children, err := s.children(ctx, nic)
-	for _, l := range children {
-		warnings = append(warnings, describeChild(l, nic))
-	}
-
+	warnings, err = s.describeChildren(ctx, nic)
 	return lines, append(warnings, cut...), err
 }
 
@@ -453,30 +450,22 @@ func (n *Node) tryShare(ctx context.Context) error {
 	return err
 }
 
-// children lists the macvlan, macvtap, ipvlan and ipvtap links of this namespace on top of a NIC. Each text consists of
-// the link's kind and name.
-func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
+// describeChildren describes for the operator which frames the macvlan, macvtap, ipvlan and ipvtap links of this namespace
+// on top of a shared NIC do not get. It returns one text for each link.
+func (s *session) describeChildren(ctx context.Context, nic string) (list []string, _ error) {
 	nicLink, err := s.link(ctx, nic)
 	if err != nil {
 		return nil, err
 	}
 
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Info) {
-		switch l.Kind {
-		case "macvlan", "macvtap", "ipvlan", "ipvtap":
-			if l.Lower == nicLink.Index && !l.Elsewhere {
-				list = append(list, l.Kind+" "+l.Name)
-			}
+		if uplink.IsChild(l.Kind) && l.Lower == nicLink.Index && !l.Elsewhere {
+			list = append(list, fmt.Sprintf("%s %s rests on %s: pods get its frames, but it does not get frames that "+
+				"pods send to it alone", l.Kind, l.Name, nic))
 		}
 	})
 
 	return list, err
-}
-
-// describeChild describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
-func describeChild(child, nic string) string {
-	return fmt.Sprintf("%s rests on %s: pods get its frames, but it does not get frames that pods send to it alone",
-		child, nic)
 }
 
 // UplinkReport describes a NIC that is shared or taken over.
@@ -542,11 +531,7 @@ func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil
 	}
-	children, err := n.s.children(ctx, n.uplink.nic.Name)
-	for _, l := range children {
-		if text := describeChild(l, n.uplink.nic.Name); !slices.Contains(report.Others, text) {
-			report.note("%s", text)
-		}
-	}
+	texts, err := n.s.describeChildren(ctx, n.uplink.nic.Name)
+	report.Others = append(report.Others, texts...) // Inspect drops texts that several networks cause
 	return err
 }

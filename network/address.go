@@ -171,32 +171,29 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 		return err
 	}
 
-	if a.nw.Allocator == nil {
-		if a.assigned, err = newAssignment(a.pod.Addresses, a.pod.Routes); err != nil {
+	addresses, routes := a.pod.Addresses, a.pod.Routes
+	if a.nw.Allocator != nil {
+		owner := a.pod.key(a.nw).owner()
+		allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
+		got, err := allocator.Add(ctx, owner)
+		if err != nil {
+			return failf(errAllocator, "%w", err)
+		}
+
+		addresses, routes = got.Addresses, append(got.Routes, a.pod.Routes...)
+		a.undo.push(func(ctx context.Context) error {
+			if allocator.Slow() {
+				a.s.leave()
+			}
+			return allocator.Del(ctx, owner,
+				convertAll(addresses, func(one ipam.Address) netip.Addr { return one.Prefix.Addr() }))
+		})
+		if err := a.s.enter(ctx); err != nil {
 			return err
 		}
-		return a.node.reportStep("ipam")
 	}
 
-	owner := a.pod.key(a.nw).owner()
-	allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
-	got, err := allocator.Add(ctx, owner)
-	if err != nil {
-		return failf(errAllocator, "%w", err)
-	}
-
-	a.undo.push(func(ctx context.Context) error {
-		if allocator.Slow() {
-			a.s.leave()
-		}
-		return allocator.Del(ctx, owner,
-			convertAll(got.Addresses, func(one ipam.Address) netip.Addr { return one.Prefix.Addr() }))
-	})
-	if err := a.s.enter(ctx); err != nil {
-		return err
-	}
-
-	if a.assigned, err = newAssignment(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
+	if a.assigned, err = newAssignment(addresses, routes); err != nil {
 		return err
 	}
 	return a.node.reportStep("ipam")

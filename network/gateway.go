@@ -476,11 +476,9 @@ func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []ne
 		// If our subnet is a part of a wider network, our route is more specific, so the host reaches the pods. The
 		// host also reaches the wider network's other machines, such as its router, unless they are in our subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
-			router, err := routerIn(ctx, s.Links, ours)
-			if err != nil {
+			if router, err := routerIn(ctx, s.Links, ours); err != nil {
 				return err
-			}
-			if !router {
+			} else if !router {
 				continue
 			}
 		}

@@ -475,15 +475,13 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 
 	n := &site{s: s, rec: rec, attachments: attachments, required: w}
 	changed, err := n.restore(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = n.settle(ctx, changed)
 	}
 
-	if err := n.settle(ctx, changed); err != nil {
-		return err
+	if err == nil {
+		_, err = refuseCertainObstacles(ctx, s, rec)
 	}
-
-	_, err = refuseCertainObstacles(ctx, s, rec)
 	return err
 }
 

@@ -450,8 +450,8 @@ func (n *Node) tryShare(ctx context.Context) error {
 	return err
 }
 
-// describeChildren describes for the operator which frames the macvlan, macvtap, ipvlan and ipvtap links of this namespace
-// on top of a shared NIC do not get. It returns one text for each link.
+// describeChildren describes for the operator which frames the macvlan, macvtap, ipvlan and ipvtap links of this
+// namespace on top of a shared NIC do not get. It returns one text for each link.
 func (s *session) describeChildren(ctx context.Context, nic string) (list []string, _ error) {
 	nicLink, err := s.link(ctx, nic)
 	if err != nil {

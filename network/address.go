@@ -381,10 +381,7 @@ func (n *Node) awaitDHCPv6(ctx context.Context, pod *Pod, made *Attachment) (*At
 	defer cancel()
 	if made.informs {
 		n.awaitDNS(waiting, made)
-		return made, nil
-	}
-
-	if err := n.awaitAddress6(waiting, made); err != nil {
+	} else if err := n.awaitAddress6(waiting, made); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		return nil, errors.Join(err, n.Del(undo, made.Key, nil))

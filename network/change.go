@@ -295,12 +295,11 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	}
 	defer lock.Close()
 	rec, err := lock.Load()
-	if err != nil {
-		return err
+	if err == nil {
+		rec.NetNS, rec.NetNSCookie = path, cookie
+		err = lock.Create(rec)
 	}
-
-	rec.NetNS, rec.NetNSCookie = path, cookie
-	return lock.Create(rec)
+	return err
 }
 
 // settles is the time after an Add in which its pod is expected to get a default route. After that, findArrival no

@@ -184,17 +184,15 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 		return false, err
 	}
 
-	if _, err := n.s.shares().Ensure(ctx, shareOf(n.rec)); err != nil {
-		return false, err
+	_, err := n.s.shares().Ensure(ctx, shareOf(n.rec))
+	if path := n.disableIPv6Path(); err == nil && path != "" {
+		_, err = sysctl.Ensure(path, "1")
 	}
 
-	if path := n.disableIPv6Path(); path != "" {
-		if _, err := sysctl.Ensure(path, "1"); err != nil {
-			return false, err
-		}
+	if err == nil {
+		err = n.findGatewayLink(ctx)
 	}
-
-	return false, n.findGatewayLink(ctx)
+	return false, err
 }
 
 // recordUplink writes the record of a network with an uplink before any of its objects is created. The record lacks

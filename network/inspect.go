@@ -64,14 +64,10 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
-	networks, err := n.cfg.Dir.Networks()
-	if err != nil {
-		return nil, stateError(err)
-	}
-
 	report := &Inspection{Attachments: []Report{}}
-	host, err := s.surroundings(ctx)
-	if err != nil {
+	networks, err := n.cfg.Dir.Networks()
+	host, hostErr := s.surroundings(ctx)
+	if err := cmp.Or(stateError(err), hostErr); err != nil {
 		return nil, err
 	}
 

@@ -385,12 +385,9 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	}
 
 	others, othersErr := s.otherNetworks(name)
-	if err := cmp.Or(stateError(err), othersErr); err != nil {
-		return err
-	}
-
+	err = cmp.Or(stateError(err), othersErr)
 	sharesNIC := func(o *state.Network) bool { return o.Bridge == rec.Bridge && o.Uplink != "" }
-	if rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
+	if err == nil && rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
 		n := &site{s: s, rec: rec}
 		if err = n.find(ctx); err == nil && n.share != nil {
 			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)

@@ -235,12 +235,8 @@ func saveEarly(s *session, rec *state.Network) error {
 // bridge shares the NIC or would share it, and false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if err != nil {
-		return false, explainNIC(err, rec.Uplink)
-	}
-
-	l, err := s.link(ctx, rec.Bridge)
-	if err != nil {
+	l, linkErr := s.link(ctx, rec.Bridge)
+	if err := cmp.Or(explainNIC(err, rec.Uplink), linkErr); err != nil {
 		return false, err
 	}
 
@@ -381,12 +377,9 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return []string{used}, cut, nil
 	}
 
-	if err := u.node.tryShare(ctx); err != nil {
-		return nil, nil, err
-	}
-
-	_, router, err := s.Links.Forwards(ctx)
-	if err != nil {
+	err = u.node.tryShare(ctx)
+	_, router, forwardsErr := s.Links.Forwards(ctx)
+	if err := cmp.Or(err, forwardsErr); err != nil {
 		return nil, nil, err
 	}
 

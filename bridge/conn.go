@@ -343,7 +343,7 @@ func (s *Solicitation) setSysctls(port *Port, l *link.Info) error {
 	for _, p := range port.raSysctls() {
 		have, ok := l.IPv6.At(p.index)
 		chosen := have
-		if p.name == acceptRA.name && !port.LeaveIPv6 {
+		if p.name == acceptRA().name && !port.LeaveIPv6 {
 			// Attach has changed the interface's own value, so compare the namespace's default value instead.
 			text, err := sysctl.Read(sysctl.Link("ipv6", "default", p.name))
 			if err != nil {

@@ -145,9 +145,9 @@ func linkOf(l *link.Info) *Link {
 	to.RouteLocalnet = v != 0
 	v, _ = l.IPv4.At(ipv4ConfRPFilter - 1)
 	to.reversePath = int(v)
-	drop, known := l.IPv6.At(dropUnicast.index)
+	drop, known := l.IPv6.At(dropUnicast().index)
 	to.unicastInMulticast = known && drop == 0
-	v, _ = l.IPv6.At(acceptRA.index)
+	v, _ = l.IPv6.At(acceptRA().index)
 	to.AcceptRA = int(v)
 	if b := l.Bridge; b != nil {
 		to.Bridge = &BridgeState{

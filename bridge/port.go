@@ -415,11 +415,12 @@ func (p *Port) raSysctls() []parameter {
 // advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
 // frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
-// The IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
-var (
-	acceptRA    = parameter{name: "accept_ra", index: 3}
-	dropUnicast = parameter{name: "drop_unicast_in_l2_multicast", index: 40, want: 1}
-)
+// acceptRA and dropUnicast return the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
+func acceptRA() parameter { return parameter{name: "accept_ra", index: 3} }
+
+func dropUnicast() parameter {
+	return parameter{name: "drop_unicast_in_l2_multicast", index: 40, want: 1}
+}
 
 // refuseIPv6 sets the sysctls acceptRA and dropUnicast for a port. It skips sysctls that do not exist, because the
 // kernel has no IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. In that
@@ -429,7 +430,7 @@ func (c *Conn) refuseIPv6(port string) error {
 	if err != nil || dir == nil {
 		return err
 	}
-	for _, p := range [...]parameter{acceptRA, dropUnicast} {
+	for _, p := range [...]parameter{acceptRA(), dropUnicast()} {
 		if err := dir.Prefer(port+"/"+p.name, p.value()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

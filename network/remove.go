@@ -496,7 +496,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 
 // refuseCutOff returns an error if a bridge that is about to lose its uplink has ports of other programs, such as
 // virtual machines. own is the name of the port that connects the bridge to its uplink.
-func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink, own string) error {
+func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, nic, own string) error {
 	ports, err := s.Links.Ports(ctx, nicLink.Index)
 	var foreign []string
 	for _, p := range ports {
@@ -512,7 +512,7 @@ func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink
 	return failf(ErrAttached,
 		"bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first "+
 			"(ip link set %[4]s nomaster)",
-		nicLink.Name, uplink, strings.Join(foreign, ", "), foreign[0])
+		nicLink.Name, nic, strings.Join(foreign, ", "), foreign[0])
 }
 
 // hasPods reports whether one of the ports is a veth that is not ours and leads into another namespace.

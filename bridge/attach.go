@@ -196,26 +196,15 @@ func (c *Conn) setUpPod(ctx context.Context, inPod *podNamespace, p *Port) (_ *A
 // pod's static entry to the bridge's forwarding database, if p.StaticFDB is set. It stores the indexes of both ends in
 // a.
 func (c *Conn) configurePod(ctx context.Context, inPod *podNamespace, p *Port, a *Attachment) error {
+	var peerErr, indexErr error
 	err := p.writeSysctls(inPod)
-	if err != nil {
-		return err
+	a.PeerIndex, peerErr = link.IndexOf(inPod.conn, p.Peer)
+	a.Index, indexErr = link.IndexOf(c.nl, p.Name)
+	if err = cmp.Or(err, peerErr, indexErr); err == nil && p.NoTxOffload {
+		err = errors.Join(inPod.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name))
 	}
 
-	if a.PeerIndex, err = link.IndexOf(inPod.conn, p.Peer); err != nil {
-		return err
-	}
-
-	if a.Index, err = link.IndexOf(c.nl, p.Name); err != nil {
-		return err
-	}
-
-	if p.NoTxOffload {
-		if err := errors.Join(inPod.conn.StopTxOffload(p.Peer), c.nl.StartGRO(p.Name)); err != nil {
-			return err
-		}
-	}
-
-	if err := ctx.Err(); err != nil {
+	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return err
 	}
 
@@ -292,20 +281,16 @@ func (c *Conn) setUp(ctx context.Context, p *Port, before func(context.Context, 
 	}
 
 	index, err := link.IndexOf(c.nl, p.Name)
+	if err == nil && before != nil {
+		err = before(ctx, index)
+	}
+
+	if err == nil && !p.VLAN.IsZero() {
+		_, err = c.VLANs().Ensure(ctx, index, p.VLAN)
+	}
+
 	if err != nil {
 		return err
-	}
-
-	if before != nil {
-		if err := before(ctx, index); err != nil {
-			return err
-		}
-	}
-
-	if !p.VLAN.IsZero() {
-		if _, err := c.VLANs().Ensure(ctx, index, p.VLAN); err != nil {
-			return err
-		}
 	}
 
 	r := link.Request{Index: index, Flags: unix.IFF_UP, Change: unix.IFF_UP}

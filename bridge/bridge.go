@@ -241,7 +241,14 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	}
 
 	r := link.Request{Index: l.Index, MTU: new(cmp.Or(br.MTU, l.MTU))}
-	r.Flags, r.Change = br.setFlags()
+	r.Flags, r.Change = unix.IFF_UP, unix.IFF_UP
+	if br.Promiscuous != nil {
+		r.Change |= unix.IFF_PROMISC
+		if *br.Promiscuous {
+			r.Flags |= unix.IFF_PROMISC
+		}
+	}
+
 	mac := l.MAC
 	if br.MAC != nil {
 		mac = br.MAC
@@ -271,18 +278,6 @@ func (c *Conn) correctBridge(ctx context.Context, br Bridge, l *Link, pinned boo
 	err := r.Apply(ctx, c.nl, "set bridge", br.Name)
 
 	return changed && err == nil, err
-}
-
-// setFlags returns the link flags to set, and a mask of the flags to change.
-func (br *Bridge) setFlags() (flags, change uint32) {
-	flags, change = unix.IFF_UP, unix.IFF_UP
-	if br.Promiscuous != nil {
-		change |= unix.IFF_PROMISC
-		if *br.Promiscuous {
-			flags |= unix.IFF_PROMISC
-		}
-	}
-	return flags, change
 }
 
 // setsMaxLearned reports whether br requests MaxLearned and the kernel supports it.

@@ -188,12 +188,9 @@ func optionalBool(on bool) *driver.BridgeEnable {
 	return new(driver.BridgeEnableDisabled)
 }
 
-// Constants of include/uapi/linux/neighbour.h.
-const (
-	nudNoARP     = 0x40 // NUD_NOARP: a static entry
-	nudPermanent = 0x80 // NUD_PERMANENT: the MAC of the bridge or a port
-	ntfSticky    = 0x40 // NTF_STICKY: frames from elsewhere do not move the entry
-)
+// ntfSticky is the flag of an entry that frames from elsewhere do not move (NTF_STICKY of
+// include/uapi/linux/neighbour.h).
+const ntfSticky = 0x40
 
 // fdbMessage returns a request about the entry for the pod's MAC in the bridge's forwarding database (NTF_MASTER). It
 // encodes the attributes itself, since package rtnetlink would add the attributes of an address and a link.
@@ -234,7 +231,7 @@ func (c *Conn) addStaticFDB(ctx context.Context, p *Port, index int) error {
 }
 
 func (c *Conn) sendStaticFDB(ctx context.Context, p *Port, index int, flag netlink.HeaderFlags) error {
-	m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|flag, index, nudNoARP, ntfSticky)
+	m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|flag, index, unix.NUD_NOARP, ntfSticky)
 	return c.nl.Change(ctx, "add FDB entry", p.fdbName(), m, err)
 }
 
@@ -250,7 +247,8 @@ func (c *Conn) fdbEntry(ctx context.Context, p *Port, index int) (at int, isStat
 			return fmt.Errorf("%w: an FDB entry of %d bytes", nl.ErrMalformed, len(m.Data))
 		}
 		at = int(binary.NativeEndian.Uint32(m.Data[4:]))
-		isStatic = binary.NativeEndian.Uint16(m.Data[8:])&(nudNoARP|nudPermanent) != 0
+		// NUD_NOARP is a static entry, and NUD_PERMANENT the MAC of the bridge or a port.
+		isStatic = binary.NativeEndian.Uint16(m.Data[8:])&(unix.NUD_NOARP|unix.NUD_PERMANENT) != 0
 		return nil
 	})
 

@@ -36,7 +36,7 @@ func TestRequestsForAPod(t *testing.T) {
 		p.podLinkUp(&b, 3)
 		p.announce(&b, 3)
 		p.addNeighbours(&b, 3)
-		m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|netlink.Excl, 4, nudNoARP, ntfSticky)
+		m, err := p.fdbMessage(unix.RTM_NEWNEIGH, netlink.Create|netlink.Excl, 4, unix.NUD_NOARP, ntfSticky)
 		b.Add("add FDB entry", nil, m, err)
 		link.Request{Name: "veth0", MTU: new(1300)}.Set(&b, "set MTU of link", "veth0")
 		link.Request{Name: "veth0", MTU: new(0)}.Set(&b, "set MTU of link", "veth0")

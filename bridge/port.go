@@ -357,6 +357,12 @@ type parameter struct {
 	name  string
 	index int // DEVCONF_* of include/uapi/linux/ipv6.h
 	want  int32
+
+	// Only raSysctls sets the following fields. initial is the sysctl's value in a new network namespace. asks is set
+	// if the kernel sends no router solicitations while the sysctl is 0. forms is set if Solicitation.Wait does not
+	// expect addresses while the sysctl is 0.
+	initial     int32
+	asks, forms bool
 }
 
 func (p parameter) value() string { return strconv.Itoa(int(p.want)) }
@@ -370,43 +376,32 @@ const (
 
 // raSysctls returns the sysctls that make a pod with Autoconf accept router advertisements, together with the kernel's
 // default values. The last one, accept_ra, enables the reception.
-func (p *Port) raSysctls() []raSysctl {
+func (p *Port) raSysctls() []parameter {
 	// A pod accepts routes from advertisements only to prefixes of certain lengths. Thread border routers advertise
 	// routes to prefixes of 64 bits, so 64 is the maximum. Without DefaultRoute the minimum is 48, the length of a
 	// site's prefix, so that no advertised route replaces the caller's default route.
-	router, shortest := int32(1), int32(0)
+	router, shortest, dad := int32(1), int32(0), int32(0)
 	if !p.Autoconf.DefaultRoute {
 		router, shortest = 0, 48
 	}
-
-	var dad int32
 
 	if p.DAD {
 		dad = 1
 	}
 
-	return []raSysctl{
-		{parameter: parameter{"autoconf", 5, 1}, initial: 1, forms: true},
+	return []parameter{
+		{name: "autoconf", index: 5, want: 1, initial: 1, forms: true},
 		// The value -1 repeats solicitations until a router answers.
-		{parameter: parameter{"router_solicitations", 7, -1}, initial: -1, asks: true, forms: true},
-		{parameter: parameter{"use_tempaddr", 10, 0}},
-		{parameter: parameter{"accept_ra_defrtr", 17, router}, initial: 1},
-		{parameter: parameter{"accept_ra_pinfo", 18, 1}, initial: 1, forms: true},
-		{parameter: parameter{"accept_dad", 27, dad}, initial: 1},
-		{parameter: parameter{"accept_ra_rt_info_min_plen", 49, shortest}},
-		{parameter: parameter{"accept_ra_rt_info_max_plen", 21, 64}},
+		{name: "router_solicitations", index: 7, want: -1, initial: -1, asks: true, forms: true},
+		{name: "use_tempaddr", index: 10, want: 0},
+		{name: "accept_ra_defrtr", index: 17, want: router, initial: 1},
+		{name: "accept_ra_pinfo", index: 18, want: 1, initial: 1, forms: true},
+		{name: "accept_dad", index: 27, want: dad, initial: 1},
+		{name: "accept_ra_rt_info_min_plen", index: 49, want: shortest},
+		{name: "accept_ra_rt_info_max_plen", index: 21, want: 64},
 		// The value 2 accepts advertisements even if the pod forwards packets.
-		{parameter: parameter{"accept_ra", 3, 2}, initial: 1, asks: true, forms: true},
+		{name: "accept_ra", index: 3, want: 2, initial: 1, asks: true, forms: true},
 	}
-}
-
-// raSysctl is a sysctl for router advertisements together with initial, its value in a new network namespace. asks is
-// set if the kernel sends no router solicitations while the sysctl is 0. forms is set if Solicitation.Wait does not
-// expect addresses while the sysctl is 0.
-type raSysctl struct {
-	parameter
-	initial     int32
-	asks, forms bool
 }
 
 // The host's end of a veth pair is meant to be only a port of a bridge. But some frames reach the host's own IP stack
@@ -420,21 +415,22 @@ type raSysctl struct {
 // advertisements. With drop_unicast_in_l2_multicast, it drops IPv6 packets with a unicast destination inside multicast
 // frames. The sysctl disable_ipv6 would stop all IPv6, but writing it takes the kernel's global lock for links (RTNL).
 
-// hostEndIPv6 returns the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
-func hostEndIPv6() [2]parameter { return [...]parameter{acceptRA(), dropUnicast()} }
+// acceptRA and dropUnicast return the IPv6 sysctls of the host's end of a veth pair, which netlink cannot set.
+func acceptRA() parameter { return parameter{name: "accept_ra", index: 3} }
 
-func acceptRA() parameter    { return parameter{"accept_ra", 3, 0} }
-func dropUnicast() parameter { return parameter{"drop_unicast_in_l2_multicast", 40, 1} }
+func dropUnicast() parameter {
+	return parameter{name: "drop_unicast_in_l2_multicast", index: 40, want: 1}
+}
 
-// refuseIPv6 sets the sysctls of hostEndIPv6 for a port. It skips sysctls that do not exist, because the kernel has
-// no IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. In that case, only
-// firewall rules protect the host.
+// refuseIPv6 sets the sysctls acceptRA and dropUnicast for a port. It skips sysctls that do not exist, because the
+// kernel has no IPv6 or the port's MTU is too small for IPv6. It also skips them if /proc/sys is read-only. In that
+// case, only firewall rules protect the host.
 func (c *Conn) refuseIPv6(port string) error {
 	dir, err := c.hostIPv6()
 	if err != nil || dir == nil {
 		return err
 	}
-	for _, p := range hostEndIPv6() {
+	for _, p := range [...]parameter{acceptRA(), dropUnicast()} {
 		if err := dir.Prefer(port+"/"+p.name, p.value()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

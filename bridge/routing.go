@@ -61,24 +61,18 @@ type hostParameter struct {
 
 // forwarding names the sysctls that control forwarding of one address family.
 type forwarding struct {
+	isNeeded    bool
 	family, all string // the family's directory below /proc/sys/net, and the path of the parameter for all links
 	name, value string // the name of the parameter for one link, and the value that turns it on
 }
 
-func (r *Routing) families() []forwarding {
-	var list []forwarding
-	if r.IPv4 {
-		list = append(list, forwarding{"ipv4", "net/ipv4/ip_forward", "forwarding", sysctl.OwnForwarding})
-	}
-	if r.IPv6 {
-		list = append(list, forwarding{"ipv6", "net/ipv6/conf/all/forwarding", "force_forwarding", "1"})
-	}
-	return list
-}
-
-// parameters returns the sysctls to set for the family. If the host is a router, this is at most the sysctl of the
-// input link.
+// parameters returns the sysctls to set for the family, if the family is needed. If the host is a router, this is at
+// most the sysctl of the input link.
 func (f *forwarding) parameters(input string) (list []hostParameter, _ error) {
+	if !f.isNeeded {
+		return nil, nil
+	}
+
 	all, err := sysctl.Read(f.all)
 	if err != nil {
 		return nil, err
@@ -122,7 +116,10 @@ func (r *Routing) parameters() ([]hostParameter, error) {
 	}
 
 	var list []hostParameter
-	for _, f := range r.families() {
+	for _, f := range []forwarding{
+		{r.IPv4, "ipv4", "net/ipv4/ip_forward", "forwarding", sysctl.OwnForwarding},
+		{r.IPv6, "ipv6", "net/ipv6/conf/all/forwarding", "force_forwarding", "1"},
+	} {
 		parameters, err := f.parameters(r.Input)
 		if err != nil {
 			return nil, err

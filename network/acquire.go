@@ -382,12 +382,10 @@ func (u Upkeep) Follow(ctx context.Context, key Key) (from, to []netip.Prefix, _
 		}
 
 		before := prefixesOf(a.Addresses)
-		if err := s.follow(ctx, a, nw, rec); err != nil {
-			return err
+		if err = s.follow(ctx, a, nw, rec); err == nil {
+			from, to = before, prefixesOf(a.Addresses)
 		}
-
-		from, to = before, prefixesOf(a.Addresses)
-		return nil
+		return err
 	})
 
 	return from, to, err

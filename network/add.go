@@ -52,14 +52,13 @@ func (n *Node) tryAdd(ctx context.Context, nw *Network, pod *Pod) (*Attachment, 
 		rec: pod.record(nw, hash)}
 	origin := n.origin(nw)
 	a.rec.IPAMType, a.rec.DataDir = origin.Type, origin.Dir
+	var err error
 	if pod.Lease != nil {
-		var err error
 		if a.leasing, err = a.prepareLease(); err != nil {
 			return nil, err
 		}
 	}
 
-	var err error
 	if a.s, err = openSession(n.cfg); err != nil {
 		return nil, err
 	}
@@ -255,7 +254,7 @@ const maxRemains = 3
 // begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
 // every object has an owner, even after a kill. The ADD holds the record's lock until commit. A call that holds the
 // state directory's lock waits for the record's lock for at most busyWait.
-func (a *addCall) begin(ctx context.Context) error {
+func (a *addCall) begin(ctx context.Context) (err error) {
 	for range maxRemains {
 		if a.leasing != nil {
 			// Look for remains first: a running ADD of the same attachment holds the lease's lock until its DHCP server
@@ -264,7 +263,6 @@ func (a *addCall) begin(ctx context.Context) error {
 			if err := a.takeRemainsDown(ctx); err != nil {
 				return err
 			}
-			var err error
 			if a.leasing.lock, err = a.leasing.dir.Lock(ctx, a.hash); err != nil {
 				return failf(ErrTryAgain, "%w", err)
 			}
@@ -274,7 +272,6 @@ func (a *addCall) begin(ctx context.Context) error {
 			return err
 		}
 
-		var err error
 		if a.pending, err = a.s.Dir.Create(a.rec); err == nil {
 			a.undo.push(func(context.Context) error { return a.pending.Abandon() })
 			return nil

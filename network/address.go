@@ -108,12 +108,6 @@ func (t *teardown) reservedAgain(ctx context.Context, r *remains) []netip.Addr {
 	return list
 }
 
-// removeReservations deletes the network's own directory of reservations. Without attachments, the files there are
-// only bookkeeping. A directory that the configuration names is the operator's, and stays.
-func (s *session) removeReservations(network string) error {
-	return stateError(os.RemoveAll(s.Dir.Path() + "/ipam/" + network))
-}
-
 // knownAddresses returns the attachment's addresses. It tries the complete record, the port's alias, and the caller's
 // Known.Addresses in turn. nil means that the addresses are unknown, and must be searched for.
 func (t *teardown) knownAddresses(ctx context.Context, r *remains) []netip.Addr {
@@ -177,32 +171,29 @@ func (a *addCall) allocate(ctx context.Context) (err error) {
 		return err
 	}
 
-	if a.nw.Allocator == nil {
-		if a.assigned, err = newAssignment(a.pod.Addresses, a.pod.Routes); err != nil {
+	addresses, routes := a.pod.Addresses, a.pod.Routes
+	if a.nw.Allocator != nil {
+		owner := a.pod.key(a.nw).owner()
+		allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
+		got, err := allocator.Add(ctx, owner)
+		if err != nil {
+			return failf(errAllocator, "%w", err)
+		}
+
+		addresses, routes = got.Addresses, append(got.Routes, a.pod.Routes...)
+		a.undo.push(func(ctx context.Context) error {
+			if allocator.Slow() {
+				a.s.leave()
+			}
+			return allocator.Del(ctx, owner,
+				convertAll(addresses, func(one ipam.Address) netip.Addr { return one.Prefix.Addr() }))
+		})
+		if err := a.s.enter(ctx); err != nil {
 			return err
 		}
-		return a.node.reportStep("ipam")
 	}
 
-	owner := a.pod.key(a.nw).owner()
-	allocator := a.s.bindAllocator(a.nw.Allocator, a.nw.Name, owner, a.hash)
-	got, err := allocator.Add(ctx, owner)
-	if err != nil {
-		return failf(errAllocator, "%w", err)
-	}
-
-	a.undo.push(func(ctx context.Context) error {
-		if allocator.Slow() {
-			a.s.leave()
-		}
-		return allocator.Del(ctx, owner,
-			convertAll(got.Addresses, func(one ipam.Address) netip.Addr { return one.Prefix.Addr() }))
-	})
-	if err := a.s.enter(ctx); err != nil {
-		return err
-	}
-
-	if a.assigned, err = newAssignment(got.Addresses, append(got.Routes, a.pod.Routes...)); err != nil {
+	if a.assigned, err = newAssignment(addresses, routes); err != nil {
 		return err
 	}
 	return a.node.reportStep("ipam")
@@ -390,10 +381,7 @@ func (n *Node) awaitDHCPv6(ctx context.Context, pod *Pod, made *Attachment) (*At
 	defer cancel()
 	if made.informs {
 		n.awaitDNS(waiting, made)
-		return made, nil
-	}
-
-	if err := n.awaitAddress6(waiting, made); err != nil {
+	} else if err := n.awaitAddress6(waiting, made); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 		defer cancel()
 		return nil, errors.Join(err, n.Del(undo, made.Key, nil))

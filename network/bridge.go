@@ -411,17 +411,6 @@ func (n *site) bridgedNIC(ctx context.Context) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// removeVLANLink removes the host's link in a network's VLAN unless another network on the bridge has that VLAN. The
-// uplink stays in its VLANs: its owner may have put it there.
-func removeVLANLink(ctx context.Context, s *session, rec *state.Network, l *bridge.Link,
-	shared []*state.Network) error {
-	host, ok := hostVLAN(rec, l)
-	if !ok || slices.ContainsFunc(shared, func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }) {
-		return nil
-	}
-	return s.Links.VLANs().RemoveLink(ctx, host)
-}
-
 // shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge and the pods' ports.
 // Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
 // the bridge. It writes the file only for bridges that Tombolo made.

@@ -295,12 +295,11 @@ func moveLease(ctx context.Context, a *state.Attachment, path string, cookie uin
 	}
 	defer lock.Close()
 	rec, err := lock.Load()
-	if err != nil {
-		return err
+	if err == nil {
+		rec.NetNS, rec.NetNSCookie = path, cookie
+		err = lock.Create(rec)
 	}
-
-	rec.NetNS, rec.NetNSCookie = path, cookie
-	return lock.Create(rec)
+	return err
 }
 
 // settles is the time after an Add in which its pod is expected to get a default route. After that, findArrival no
@@ -333,10 +332,7 @@ func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie 
 		return 0, err
 	}
 	defer conn.Close()
-	l, err := link.Find(context.Background(), conn, a.IfName, 0)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return 0, err
-	}
+	l, linkErr := link.Find(context.Background(), conn, a.IfName, 0)
 
 	// With SLAAC, the kernel may already have added an IPv6 default route after a router advertisement. So such a
 	// route does not show that the runtime has added its own.
@@ -345,7 +341,7 @@ func findArrival(ctx context.Context, a *state.Attachment, path string) (cookie 
 	found := !expects || time.Since(a.Created) > settles
 	err = route.On(conn).Walk(ctx, route.Filter{Table: unix.RT_TABLE_MAIN},
 		func(r route.Route) { found = found || isExpected(r) })
-	if err != nil || !l.Up() || !found {
+	if err = cmp.Or(nl.PassAbsent(linkErr), err); err != nil || !l.Up() || !found {
 		return 0, cmp.Or(err,
 			failf(ErrTryAgain, "interface %s is not in %s yet, or not set up there", a.IfName, pod))
 	}

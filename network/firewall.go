@@ -154,7 +154,7 @@ func (n *site) firewallNetwork() nft.Network {
 		Masquerade: rec.Masquerade, NonMasquerade: rec.NonMasquerade,
 		Policy: max(rec.Policy,
 			rec.ChainedPolicy), Guard: rec.Guards(), PortSNAT: rec.PortSNAT, Groups: true, LAN: rec.DefaultRoute != "",
-		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed,
+		Gateway: rec.DefaultRoute == "" && len(rec.Gateways) > 0, Closed: n.closed, Share: n.share,
 		Internal: rec.Internal, NFCall: callsFirewall(l), PodEgress: rec.PodEgress,
 		Egress:      endpoint.WithResolvers(rec.Egress, rec.Resolvers),
 		DropReports: rec.SLAAC || slices.ContainsFunc(rec.Subnets, isIPv6),
@@ -163,7 +163,6 @@ func (n *site) firewallNetwork() nft.Network {
 		nw.VLANOf = rec.Bridge
 	}
 
-	nw.Share = n.share
 	if !l.Promiscuous || l.Bridge == nil { // another link may have the name
 		return nw
 	}

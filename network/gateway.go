@@ -352,9 +352,9 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
 // changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
-// subnet on another link. deserted has the names of overlapping networks without living pods (isDeserted), which the
-// caller removes before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
-func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []string, err error) {
+// subnet on another link. deserted lists the overlapping networks without living pods (isDeserted), which the caller
+// removes before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
+func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []*state.Network, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
 		before = nil // none, or damaged: the network's settings are unknown
@@ -412,8 +412,8 @@ func mode(defaultRoute string, gateway bool) string {
 // to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
 // network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
 // refuseConflicts.
-func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *state.Network) (deserted []string,
-	err error) {
+func refuseOverlaps(ctx context.Context, s *session, w *requirement,
+	before *state.Network) (deserted []*state.Network, err error) {
 	if !w.Gateway {
 		return nil, nil
 	}
@@ -430,8 +430,6 @@ func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *sta
 		return nil, err
 	}
 
-	var bridges []string // bridges of deserted networks
-
 	for _, o := range others {
 		if o.GatewayLink() == w.Record.GatewayLink() || o.Epoch != s.Epoch.Token() || len(o.Gateways) == 0 {
 			continue
@@ -442,7 +440,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *sta
 				if is, err := s.isDeserted(ctx, o); err != nil {
 					return nil, err
 				} else if is {
-					deserted, bridges = append(deserted, o.Name), append(bridges, o.GatewayLink())
+					deserted = append(deserted, o)
 					break
 				}
 				return nil,
@@ -454,7 +452,7 @@ func refuseOverlaps(ctx context.Context, s *session, w *requirement, before *sta
 		}
 	}
 
-	return deserted, refuseConnected(ctx, s, w, fresh, bridges)
+	return deserted, refuseConnected(ctx, s, w, fresh, convertAll(deserted, (*state.Network).GatewayLink))
 }
 
 // refuseConnected returns an error if a subnet in fresh overlaps with the subnet of an address that the host has on
@@ -478,11 +476,9 @@ func refuseConnected(ctx context.Context, s *session, w *requirement, fresh []ne
 		// If our subnet is a part of a wider network, our route is more specific, so the host reaches the pods. The
 		// host also reaches the wider network's other machines, such as its router, unless they are in our subnet.
 		if ours.Bits() > a.Prefix.Bits() && !ours.Contains(a.Prefix.Addr()) {
-			router, err := routerIn(ctx, s.Links, ours)
-			if err != nil {
+			if router, err := routerIn(ctx, s.Links, ours); err != nil {
 				return err
-			}
-			if !router {
+			} else if !router {
 				continue
 			}
 		}

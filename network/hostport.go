@@ -251,9 +251,7 @@ func findListeners(ctx context.Context, containerID string, requested []nft.Port
 			all = netip.IPv4Unspecified()
 		}
 		for i := range ports {
-			if !ports[i].HostAddr.IsValid() {
-				ports[i].HostAddr = all
-			}
+			ports[i].HostAddr = cmp.Or(ports[i].HostAddr, all)
 		}
 	}
 

@@ -64,14 +64,10 @@ func (n *Node) Inspect(ctx context.Context) (*Inspection, error) {
 	if err := s.inOwnNamespace(); err != nil {
 		return nil, err
 	}
-	networks, err := n.cfg.Dir.Networks()
-	if err != nil {
-		return nil, stateError(err)
-	}
-
 	report := &Inspection{Attachments: []Report{}}
-	host, err := s.surroundings(ctx)
-	if err != nil {
+	networks, err := n.cfg.Dir.Networks()
+	host, hostErr := s.surroundings(ctx)
+	if err := cmp.Or(stateError(err), hostErr); err != nil {
 		return nil, err
 	}
 
@@ -358,8 +354,7 @@ func (k *checkCall) reservations(ctx context.Context, found *findings) error {
 // names reports whether an address is among the reported ones.
 func (r *Reported) names(ip netip.Addr) bool {
 	is := func(p netip.Prefix) bool { return p.Addr() == ip }
-	return slices.ContainsFunc(r.Addresses, is) || slices.ContainsFunc(r.Unplaced, is) ||
-		slices.ContainsFunc(r.Others, is)
+	return slices.ContainsFunc(slices.Concat(r.Addresses, r.Unplaced, r.Others), is)
 }
 
 // checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts.
@@ -424,9 +419,7 @@ func (n *Node) Pools(ctx context.Context) ([]Pool, error) {
 		}
 
 		errs = append(errs, err)
-		for _, p := range pools {
-			list = append(list, Pool{rec.Name, p})
-		}
+		list = append(list, convertAll(pools, func(p ipam.Pool) Pool { return Pool{rec.Name, p} })...)
 	}
 
 	return list, errors.Join(errs...)

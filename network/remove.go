@@ -26,6 +26,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/ipam"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 )
 
 // Dead is an attachment whose pod died without a Del.
@@ -384,12 +385,9 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	}
 
 	others, othersErr := s.otherNetworks(name)
-	if err := cmp.Or(stateError(err), othersErr); err != nil {
-		return err
-	}
-
+	err = cmp.Or(stateError(err), othersErr)
 	sharesNIC := func(o *state.Network) bool { return o.Bridge == rec.Bridge && o.Uplink != "" }
-	if rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
+	if err == nil && rec.Uplink != "" && !slices.ContainsFunc(others, sharesNIC) {
 		n := &site{s: s, rec: rec}
 		if err = n.find(ctx); err == nil && n.share != nil {
 			err = s.refuseCutOff(ctx, n.bridge, rec.Uplink, n.share.Port)
@@ -406,12 +404,14 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 	return s.deleteNetwork(ctx, name, rec, err)
 }
 
-// deleteNetwork deletes a network's rules, links and reservations, and turns off settings that no pod needs. If all of
-// this succeeds and earlier is nil, it deletes the network's record.
+// deleteNetwork deletes a network's rules, links and reservations, and turns off settings that no pod needs. It deletes
+// the network's own directory of reservations, where without attachments all files are only bookkeeping. A directory
+// that the configuration names is the operator's, and stays. If all of this succeeds and earlier is nil, deleteNetwork
+// deletes the network's record.
 func (s *session) deleteNetwork(ctx context.Context, name string, rec *state.Network, earlier error) error {
 	err := errors.Join(earlier, s.Firewall.RemoveNetwork(ctx, name),
 		closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()), removeShare(ctx, s, rec),
-		removeBridge(ctx, s, rec), s.removeReservations(name))
+		removeBridge(ctx, s, rec), stateError(os.RemoveAll(s.Dir.Path()+"/ipam/"+name)))
 	if err != nil {
 		return err
 	}
@@ -440,22 +440,11 @@ func (u Upkeep) Known(ctx context.Context, name string) error {
 	}, name)
 }
 
-// removeDeserted deletes the remains of a deserted network (isDeserted). The caller holds the state directory's
-// exclusive lock, and is about to build another network. That network needs our rules in other programs' chains, so
-// removeDeserted keeps them.
-func removeDeserted(ctx context.Context, s *session, name string) error {
-	rec, err := s.Dir.LoadNetwork(name)
-	if err != nil {
-		return stateError(err)
-	}
-
-	return s.deleteNetwork(ctx, name, rec, nil)
-}
-
 // removeBridge deletes the network's bridge if we made it and it has no other network, no port and no taken NIC. With
-// the bridge, it deletes the bridge's file for systemd-networkd. If the bridge stays, removeBridge calls removeVLANLink
-// in a VLAN. Without a VLAN, it deletes those gateways' addresses that no other network needs, unless pods of another
-// program are on the bridge.
+// the bridge, it deletes the bridge's file for systemd-networkd. If the bridge stays, removeBridge deletes the host's
+// link in the network's VLAN, unless another network on the bridge has that VLAN. The uplink stays in its VLANs: its
+// owner may have put it there. Without a VLAN, removeBridge deletes those gateways' addresses that no other network
+// needs, unless pods of another program are on the bridge.
 func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	l, err := s.link(ctx, rec.Bridge)
 	if err != nil || l.Index == 0 {
@@ -469,29 +458,27 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 
 	shared, err := sharers(s, rec)
 	ports, portsErr := s.Links.Ports(ctx, l.Index)
-	if err := cmp.Or(err, portsErr); err != nil {
+	err = cmp.Or(err, portsErr)
+	var taken *uplink.Record // the bridge of a takeover has the host's addresses
+	if err == nil && rec.Uplink != "" {
+		taken, err = s.loadTake(rec.Uplink)
+	}
+
+	if err != nil {
 		return err
 	}
 
-	isTaken := false // the bridge of a takeover has the host's addresses
-	if rec.Uplink != "" {
-		taken, err := s.loadTake(rec.Uplink)
-		if err != nil {
-			return err
-		}
-		isTaken = taken != nil
-	}
-
-	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && !isTaken {
+	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && taken == nil {
 		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}
 
-	if !rec.VLAN.IsZero() {
-		return removeVLANLink(ctx, s, rec, l, shared)
+	isInVLAN := func(o *state.Network) bool { return o.VLAN.ID == rec.VLAN.ID }
+	if host, ok := hostVLAN(rec, l); ok && !slices.ContainsFunc(shared, isInVLAN) {
+		return s.Links.VLANs().RemoveLink(ctx, host)
 	}
 
-	if hasPods(ctx, s, ports) {
+	if !rec.VLAN.IsZero() || hasPods(ctx, s, ports) {
 		return nil
 	}
 
@@ -509,7 +496,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 
 // refuseCutOff returns an error if a bridge that is about to lose its uplink has ports of other programs, such as
 // virtual machines. own is the name of the port that connects the bridge to its uplink.
-func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink, own string) error {
+func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, nic, own string) error {
 	ports, err := s.Links.Ports(ctx, nicLink.Index)
 	var foreign []string
 	for _, p := range ports {
@@ -525,7 +512,7 @@ func (s *session) refuseCutOff(ctx context.Context, nicLink *bridge.Link, uplink
 	return failf(ErrAttached,
 		"bridge %s has ports of other programs, which would no longer reach the LAN of %s: %s: take them off first "+
 			"(ip link set %[4]s nomaster)",
-		nicLink.Name, uplink, strings.Join(foreign, ", "), foreign[0])
+		nicLink.Name, nic, strings.Join(foreign, ", "), foreign[0])
 }
 
 // hasPods reports whether one of the ports is a veth that is not ours and leads into another namespace.

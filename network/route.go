@@ -388,7 +388,6 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 
 	var entries []routing.NeighbourEntry
 	for _, n := range list {
-		entry := routing.NeighbourEntry{Addr: n.Addr, MAC: n.MAC, Link: l.Index}
 		if before != nil {
 			has, err := routing.Find(conn, l.Index, n.Addr)
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -399,7 +398,7 @@ func (s *session) setNextHops(ctx context.Context, a *state.Attachment, host, be
 			}
 		}
 
-		entries = append(entries, entry)
+		entries = append(entries, routing.NeighbourEntry{Addr: n.Addr, MAC: n.MAC, Link: l.Index})
 	}
 
 	return routing.Replace(conn, "add neighbour", entries...)

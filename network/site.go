@@ -358,8 +358,9 @@ func buildNetwork(ctx context.Context, s *session, w *requirement) (*site, error
 		return nil, err
 	}
 
-	for _, name := range deserted {
-		if err := removeDeserted(ctx, s, name); err != nil {
+	// The network needs our rules in other programs' chains, which deleteNetwork keeps.
+	for _, o := range deserted {
+		if err := s.deleteNetwork(ctx, o.Name, o, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -474,15 +475,13 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 
 	n := &site{s: s, rec: rec, attachments: attachments, required: w}
 	changed, err := n.restore(ctx)
-	if err != nil {
-		return err
+	if err == nil {
+		err = n.settle(ctx, changed)
 	}
 
-	if err := n.settle(ctx, changed); err != nil {
-		return err
+	if err == nil {
+		_, err = refuseCertainObstacles(ctx, s, rec)
 	}
-
-	_, err = refuseCertainObstacles(ctx, s, rec)
 	return err
 }
 
@@ -599,7 +598,7 @@ func checkBuildable(ctx context.Context, s *session, w *requirement) error {
 
 // refuse returns an error with the reason if the network cannot exist on this node. The deserted networks are as in
 // refuseConflicts.
-func (w *requirement) refuse(ctx context.Context, s *session) (deserted []string, err error) {
+func (w *requirement) refuse(ctx context.Context, s *session) (deserted []*state.Network, err error) {
 	rec := &w.Record
 	if err := refuseIPv6(rec.Name, rec.SLAAC, rec.Subnets); err != nil {
 		return nil, err

@@ -21,6 +21,7 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/state"
 	"github.com/tombolo-cni/tombolo/internal/sysctl"
 	"github.com/tombolo-cni/tombolo/netns"
+	"github.com/tombolo-cni/tombolo/network/internal/uplink"
 	"github.com/tombolo-cni/tombolo/nft"
 )
 
@@ -183,17 +184,15 @@ func (uplinkPart) make(ctx context.Context, n *site) (bool, error) {
 		return false, err
 	}
 
-	if _, err := n.s.shares().Ensure(ctx, shareOf(n.rec)); err != nil {
-		return false, err
+	_, err := n.s.shares().Ensure(ctx, shareOf(n.rec))
+	if path := n.disableIPv6Path(); err == nil && path != "" {
+		_, err = sysctl.Ensure(path, "1")
 	}
 
-	if path := n.disableIPv6Path(); path != "" {
-		if _, err := sysctl.Ensure(path, "1"); err != nil {
-			return false, err
-		}
+	if err == nil {
+		err = n.findGatewayLink(ctx)
 	}
-
-	return false, n.findGatewayLink(ctx)
+	return false, err
 }
 
 // recordUplink writes the record of a network with an uplink before any of its objects is created. The record lacks
@@ -236,12 +235,8 @@ func saveEarly(s *session, rec *state.Network) error {
 // bridge shares the NIC or would share it, and false if the NIC is a port of the bridge.
 func refuseUplink(ctx context.Context, s *session, rec *state.Network) (shared bool, _ error) {
 	nic, err := s.shares().Find(ctx, shareOf(rec))
-	if err != nil {
-		return false, explainNIC(err, rec.Uplink)
-	}
-
-	l, err := s.link(ctx, rec.Bridge)
-	if err != nil {
+	l, linkErr := s.link(ctx, rec.Bridge)
+	if err := cmp.Or(explainNIC(err, rec.Uplink), linkErr); err != nil {
 		return false, err
 	}
 
@@ -382,12 +377,9 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 		return []string{used}, cut, nil
 	}
 
-	if err := u.node.tryShare(ctx); err != nil {
-		return nil, nil, err
-	}
-
-	_, router, err := s.Links.Forwards(ctx)
-	if err != nil {
+	err = u.node.tryShare(ctx)
+	_, router, forwardsErr := s.Links.Forwards(ctx)
+	if err := cmp.Or(err, forwardsErr); err != nil {
 		return nil, nil, err
 	}
 
@@ -406,11 +398,7 @@ func (u Uplinks) PlanShare(ctx context.Context, nic, bridgeName string) (lines, 
 				"(net.ipv4.conf.*.forwarding, net.ipv6.conf.*."+forceForwarding+")")
 	}
 
-	children, err := s.children(ctx, nic)
-	for _, l := range children {
-		warnings = append(warnings, describeChild(l, nic))
-	}
-
+	warnings, err = s.describeChildren(ctx, nic)
 	return lines, append(warnings, cut...), err
 }
 
@@ -453,30 +441,22 @@ func (n *Node) tryShare(ctx context.Context) error {
 	return err
 }
 
-// children lists the macvlan, macvtap, ipvlan and ipvtap links of this namespace on top of a NIC. Each text consists of
-// the link's kind and name.
-func (s *session) children(ctx context.Context, nic string) (list []string, _ error) {
+// describeChildren describes for the operator which frames the macvlan, macvtap, ipvlan and ipvtap links of this
+// namespace on top of a shared NIC do not get. It returns one text for each link.
+func (s *session) describeChildren(ctx context.Context, nic string) (list []string, _ error) {
 	nicLink, err := s.link(ctx, nic)
 	if err != nil {
 		return nil, err
 	}
 
 	err = link.List(nl.Of(s.Links.Socket()), "list links", "", 0, func(l *link.Info) {
-		switch l.Kind {
-		case "macvlan", "macvtap", "ipvlan", "ipvtap":
-			if l.Lower == nicLink.Index && !l.Elsewhere {
-				list = append(list, l.Kind+" "+l.Name)
-			}
+		if uplink.IsChild(l.Kind) && l.Lower == nicLink.Index && !l.Elsewhere {
+			list = append(list, fmt.Sprintf("%s %s rests on %s: pods get its frames, but it does not get frames that "+
+				"pods send to it alone", l.Kind, l.Name, nic))
 		}
 	})
 
 	return list, err
-}
-
-// describeChild describes for the operator which frames a macvlan or ipvlan link on a shared NIC does not get.
-func describeChild(child, nic string) string {
-	return fmt.Sprintf("%s rests on %s: pods get its frames, but it does not get frames that pods send to it alone",
-		child, nic)
 }
 
 // UplinkReport describes a NIC that is shared or taken over.
@@ -542,11 +522,7 @@ func (report *Inspection) addChildLinks(ctx context.Context, n *site) error {
 	if !n.uplink.shared || n.uplink.nic.Index == 0 {
 		return nil
 	}
-	children, err := n.s.children(ctx, n.uplink.nic.Name)
-	for _, l := range children {
-		if text := describeChild(l, n.uplink.nic.Name); !slices.Contains(report.Others, text) {
-			report.note("%s", text)
-		}
-	}
+	texts, err := n.s.describeChildren(ctx, n.uplink.nic.Name)
+	report.Others = append(report.Others, texts...) // Inspect drops texts that several networks cause
 	return err
 }

@@ -54,14 +54,12 @@ func (u *Uplink) validate() error {
 // processes may make changes at a time. The caller must ensure this with a lock.
 type Conn struct {
 	nl     *nl.Conn
-	addrs  *addr.Conn
-	routes *route.Conn
 	bridge *bridge.Conn
 }
 
 // On returns a Conn that uses an open socket of the namespace. The socket's owner still has to close it.
 func On(s tombolo.Socket) *Conn {
-	return &Conn{nl: nl.Of(s), addrs: addr.On(s), routes: route.On(s), bridge: bridge.On(s, nil)}
+	return &Conn{nl: nl.Of(s), bridge: bridge.On(s, nil)}
 }
 
 // recordVersion is the version of the records that we write.
@@ -246,7 +244,7 @@ func waitUntilLocal(ctx context.Context, c *Conn, _ *Record, m *move) error {
 	for _, a := range m.addresses() {
 		added = append(added, a.Prefix.Addr())
 	}
-	return usable.Wait(ctx, c.addrs, m.to.Index, added...)
+	return usable.Wait(ctx, c.bridge.Addresses(), m.to.Index, added...)
 }
 
 // Restore moves the bridge's addresses and routes to the NIC, removes the NIC from the bridge, and removes the journal.
@@ -354,7 +352,7 @@ func (c *Conn) snapshot(ctx context.Context, nic, bridgeName string) (*snapshot,
 		return nil, err
 	}
 
-	addresses, err := c.addrs.List(ctx, addr.Filter{})
+	addresses, err := c.bridge.Addresses().List(ctx, addr.Filter{})
 	s.Addresses = slices.DeleteFunc(addresses, func(a addr.Address) bool { return !s.owns(a.Link) })
 	neighbours, neighboursErr := routing.Neighbours(c.nl)
 	s.Neighbours = slices.DeleteFunc(neighbours,
@@ -415,7 +413,7 @@ func (s *snapshot) owns(index int) bool {
 }
 
 func (c *Conn) lookRoutes(ctx context.Context, s *snapshot) error {
-	all, err := c.routes.List(ctx, route.Filter{})
+	all, err := c.bridge.Routes().List(ctx, route.Filter{})
 	places := map[place]bool{}
 	for _, r := range all {
 		switch {
@@ -471,7 +469,7 @@ func (s *snapshot) refuseNIC(no refusal) {
 		"%s is a Wi-Fi interface, and access points drop frames from other MACs; use a wired NIC",
 		nic.Name)
 	no(nic.Kind == "bridge", "%s is a bridge itself; name one of its ports, or put pods on it as it is", nic.Name)
-	no(isChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
+	no(IsChild(nic.Kind), "%s is of kind %s, which cannot carry other MACs; name the NIC that it rests on", nic.Name,
 		nic.Kind)
 
 	masterName := fmt.Sprintf("link %d", nic.Master)
@@ -491,9 +489,9 @@ func (s *snapshot) refuseNIC(no refusal) {
 		"%s has no carrier, so nothing could be tried; check its cable", nic.Name)
 }
 
-// isChild reports whether kind is macvlan, macvtap, ipvlan or ipvtap. The NIC below such a link cannot be a bridge's
+// IsChild reports whether kind is macvlan, macvtap, ipvlan or ipvtap. The NIC below such a link cannot be a bridge's
 // port.
-func isChild(kind string) bool {
+func IsChild(kind string) bool {
 	return slices.Contains([]string{"macvlan", "macvtap", "ipvlan", "ipvtap"}, kind)
 }
 
@@ -556,7 +554,7 @@ func (s *snapshot) refuseAbove(no refusal) {
 		if l.Lower != s.NIC.Index || l.Kind == "vlan" {
 			continue
 		}
-		receives := isChild(l.Kind) || l.Kind == "macsec"
+		receives := IsChild(l.Kind) || l.Kind == "macsec"
 		no(receives, "%s, of kind %s, rests on %s, which then cannot be a port; delete it, and create it on the "+
 			"bridge afterwards", l.Name, l.Kind, s.NIC.Name)
 		no(!receives, "the tunnel %s, of kind %s, sends by %s alone and would be cut off; make it again without a "+

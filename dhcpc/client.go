@@ -124,7 +124,7 @@ type runner struct {
 	patient bool // a transport's error counts as a missing answer
 	conn    Transport[*Packet]
 	local   netip.Addr    // the client's address that conn is for; not valid for a client without an address
-	asleep  time.Duration // clock.Asleep at the start of Run, or when countSleep last corrected the lease's times
+	asleep  time.Duration // clock.Asleep at the start of Run, or when countSleep last counted it
 }
 
 // next waits for a packet or the session's wake-up time, runs one step of the session, and returns its output. It
@@ -159,12 +159,18 @@ func (r *runner) next(ctx context.Context, limit time.Time) (Output, error) {
 	}
 }
 
-// countSleep corrects the lease's times after the machine was suspended, because Now does not count that time. If the
-// lease expired or became due for renewal during the suspension, the next step handles that at once.
+// countSleep corrects the times of the lease, if there is one, after the machine was suspended, because Now does not
+// count that time. If the lease expired or became due for renewal during the suspension, the next step handles that at
+// once.
 func (r *runner) countSleep(now time.Time) (err error) {
 	asleep := r.cfg.clock.Asleep()
 	by := asleep - r.asleep
-	if by < leastSleep || r.session.Lease() == nil {
+	if by < leastSleep {
+		return nil
+	}
+
+	r.asleep = asleep
+	if r.session.Lease() == nil {
 		return nil
 	}
 
@@ -175,7 +181,6 @@ func (r *runner) countSleep(now time.Time) (err error) {
 		}
 	}
 
-	r.asleep = asleep
 	r.session, err = r.machine.Restore(now, rand.Uint64(), &older)
 	return err
 }

@@ -238,6 +238,27 @@ func TestALeaseGoesOnWhileTheMachineSleeps(t *testing.T) {
 	}
 }
 
+// A sleep before there was a lease takes nothing from it.
+func TestASleepWithoutALeaseIsNoneOfTheNextLeases(t *testing.T) {
+	t.Parallel()
+	w, c := newWorld(t, nil)
+	w.sleeps = 8 * time.Hour
+	var got []string
+	err := c.Run(t.Context(), testLease(), func(_, next *Lease) error {
+		if next != nil {
+			got = append(got, "leased")
+		} else if got = append(got, "gone"); len(got) == 1 {
+			w.onWait = func() { w.sleeps, w.serve, w.onWait = 8*time.Hour, honest(), nil }
+		}
+		if len(got) == 3 {
+			return errEnough
+		}
+		return nil
+	})
+	expect.Is(t, err, errEnough)
+	expect.Equal(t, strings.Join(got, ", "), "gone, leased, leased", "the pod's lease")
+}
+
 func TestReleaseFromTheLeasedAddress(t *testing.T) {
 	t.Parallel()
 	w, c := newWorld(t, nil)

@@ -310,8 +310,8 @@ func (c *Conn) setDownUnlessPort(ctx context.Context, b *nl.Batch, p *Port) erro
 	return err
 }
 
-// podNamespace holds the netlink socket and the sysctl directories that Attach opened inside the pod's network
-// namespace.
+// podNamespace holds what Attach opened inside the pod's network namespace: a netlink socket, the directory of the IPv6
+// sysctls, and a Watch of the pod's addresses. Wait uses them later.
 type podNamespace struct {
 	conn *nl.Conn
 	// usable receives announcements about the pod's addresses. It is nil if no addresses need to be waited for.

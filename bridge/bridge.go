@@ -186,8 +186,7 @@ func (c *Conn) createBridge(ctx context.Context, br Bridge) error {
 // the bridge from unfinishedGroup. finish must run while the bridge is still down. Several callers may run it at the
 // same time.
 func (c *Conn) finish(ctx context.Context, br *Bridge, index int) error {
-	// Identify the bridge by index, not by name. If no link had the name, the kernel would apply a request with a group
-	// to all links of that group.
+	// Identify the bridge by index, since another link may have the name by now.
 	r := link.Request{Index: index, Group: new(uint32(0)),
 		NoLinkLocal: br.NoIPv6 && hasIPv6(differentMTU(br.newMTU()))}
 	if br.Alias != "" {

@@ -235,7 +235,7 @@ type Lease struct {
 	Others []netip.Addr `json:"others,omitempty"`
 
 	// Obtained is the time when the client sent its last REQUEST or DISCOVER before the ACK. Renew (T1), Rebind (T2)
-	// and Expire are relative to it, and all zero if the lease never ends.
+	// and Expire count from it, and are all zero if the lease never ends.
 	//
 	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
 	// addresses. That clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON

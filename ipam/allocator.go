@@ -98,7 +98,8 @@ type Node struct {
 	// hexadecimal digits. If nil, a reservation whose file contains only a hash matches no owner.
 	Hash func(Owner) string
 	// InUse reports whether the attachment with this Hash is on record. Collect keeps the reservations of such an
-	// attachment, even if its list lacks the attachment. If nil, Collect uses only its list.
+	// attachment, even if its list lacks the attachment. So does the first Add in an epoch. If nil, Collect uses only
+	// its list.
 	InUse func(hash string) bool
 	// Warn receives messages for the operator about problems that do not stop the call. If nil, the messages are
 	// dropped.

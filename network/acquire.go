@@ -81,7 +81,7 @@ func (a *addCall) prepareLease() (*leaseCall, error) {
 }
 
 // openLeases opens the directory of lease records. If request requires a keeper (tombolod), which renews leases, and
-// none runs, openLeases returns an error.
+// none runs or it is stuck, openLeases returns an error.
 func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 	dir, err := lease.Open(n.cfg.LeaseDir)
 	if err != nil {

@@ -432,8 +432,8 @@ func (n *Node) awaitAddress6(ctx context.Context, made *Attachment) error {
 // succeeds without an answer too.
 const dnsWait = 4 * time.Second
 
-// awaitDNS waits, for at most dnsWait, until tombolod has got a pod's DNS configuration, and adds it to made. If none
-// comes, it only logs a warning.
+// awaitDNS waits, for at most dnsWait, until tombolod has got a pod's DNS configuration by DHCPv6, and adds it to
+// made. If none comes, it only logs a warning.
 func (n *Node) awaitDNS(ctx context.Context, made *Attachment) {
 	ctx, cancel := context.WithTimeout(ctx, dnsWait)
 	defer cancel()

@@ -311,9 +311,10 @@ func (k *checkCall) expect(port *bridge.Port, found *findings) {
 	port.Routes = append(subnetRoutes(port.Addresses), routesFor(nil, report.Routes)...)
 }
 
-// expectedAddresses returns the reported addresses that the pod's interface should have. With a lease or SLAAC,
-// addresses come and go, and the report may be outdated. Then expectedAddresses leaves out the addresses that are no
-// longer on record, and those that the pod formed itself.
+// expectedAddresses returns the reported addresses that the pod's interface should have. Addresses whose interface is
+// not reported count only if they are on record. With a lease or SLAAC, addresses come and go, and the report may be
+// outdated. Then expectedAddresses leaves out the addresses that are no longer on record, and those that the pod formed
+// itself.
 func (k *checkCall) expectedAddresses(report *Reported) []netip.Prefix {
 	onRecord := func(p netip.Prefix) bool { return slices.Contains(prefixesOf(k.rec.Addresses), p) }
 	unplaced := slices.DeleteFunc(slices.Clone(report.Unplaced), func(p netip.Prefix) bool { return !onRecord(p) })

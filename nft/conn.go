@@ -216,8 +216,8 @@ func (c *Conn) Prepare(ctx context.Context, n Network) (changed bool, _ error) {
 }
 
 // ensure implements Ensure (with sentinels) and Prepare (without). changed reports whether anything was missing or
-// different. emptied reports whether elements of endpoints may be missing, because ensure created a set or because
-// another program emptied or loaded a set. emptied is also true if ensure created a set for the first time.
+// different. emptied reports whether elements of endpoints may be missing, because ensure created a set, or because
+// another program emptied a set or loaded an older copy of it.
 func (c *Conn) ensure(ctx context.Context, n Network, sentinels bool) (changed, emptied bool, _ error) {
 	want, err := c.ruleset(&n)
 	if err != nil {

@@ -98,8 +98,7 @@ func program(nic int, mac net.HardwareAddr) []instruction {
 		22: {op: call, immediate: helperRedirect},
 		23: {op: exit},
 
-		// The frame is shorter than an Ethernet header: let it cross the veth pair. The kernel drops it at the other
-		// end.
+		// The frame is shorter than an Ethernet header: pass it on. The kernel drops it.
 		24: {op: set, registers: 0, immediate: 0},
 		25: {op: exit},
 	}

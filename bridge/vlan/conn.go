@@ -523,7 +523,8 @@ func (e entries) runs() []entryRange {
 	return list
 }
 
-// String returns the entries as the command bridge prints them: "100 pvid untagged, 200-300", or "none".
+// String returns the entries in the words of `bridge vlan add`, such as "100 pvid untagged, 200-300". It returns "none"
+// if there are no entries.
 func (e entries) String() string {
 	var texts []string
 	for _, r := range e.runs() {
@@ -544,5 +545,5 @@ func (e entries) String() string {
 	return strings.Join(texts, ", ")
 }
 
-// String returns the VLANs as the command bridge prints them: "100 pvid untagged, 200-300", or "none".
+// String returns the VLANs in the words of `bridge vlan add`, such as "100 pvid untagged, 200-300", or "none".
 func (m Membership) String() string { return m.entries().String() }

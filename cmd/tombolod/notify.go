@@ -8,8 +8,8 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/lease"
 )
 
-// tellWithin limits the wait while the service manager's socket is full. A longer wait would delay the keeper's
-// heartbeat.
+// tellWithin limits the wait while the service manager's socket is full. The wait delays the keeper's next heartbeat,
+// which must come before lease.Silence has passed.
 const tellWithin = lease.Silence / 2
 
 // notifier sends sd_notify(3) datagrams to the socket of the service manager. A nil notifier, for a program without a

@@ -166,8 +166,8 @@ type ipamRequest struct {
 	// ByName is set if the program was called by a reference plugin's name. The allocator then ignores unknown fields,
 	// and reports addresses in the order in which the section, or the delegated plugin's result, lists their families.
 	ByName bool
-	// Unrecorded is set if the caller has no records of attachments. host-local then searches all reservations for an
-	// address of the attachment before it assigns one.
+	// Unrecorded is set if the caller has no records of attachments. host-local then searches all reservations before
+	// it assigns an address. If the attachment already has one, Add returns an error that matches ipam.ErrDuplicate.
 	Unrecorded bool
 	// If All is set, newAllocator returns all faults that decoding the section finds in one error, one a line. If not,
 	// it returns the first fault.

@@ -393,8 +393,8 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 // State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
 type State uint8
 
-// In each state the client waits for an answer or for a time. A state that waits for a server begins with a message,
-// which the client may repeat.
+// In each state except Informed the client waits: for an answer, for a time or, in checking, for the caller's Verdict.
+// A state that waits for a server begins with a message, which the client may repeat.
 const (
 	initial    State = iota // about to send a SOLICIT, at the start or after a back-off
 	soliciting              // SOLICIT sent; waits for ADVERTISEs or, with rapid commit, for a REPLY

@@ -41,8 +41,8 @@ const (
 	// pollInterval is the interval between the checks of Next for new and removed networks, and for signals.
 	pollInterval = 250 * time.Millisecond
 
-	// minInterval is the least time between two results of Next caused by signals, since any local user can send
-	// signals.
+	// minInterval is the least time between two results of Next caused by D-Bus signals, since any local user can
+	// send such signals.
 	minInterval = time.Second
 )
 

@@ -154,8 +154,8 @@ func (p *pinger) send() error {
 	return err
 }
 
-// receive waits for an answer to any of the requests. After the time in the parameter until, it returns
-// os.ErrDeadlineExceeded.
+// receive waits for an answer to any of the requests. If none comes before the time in the parameter until, the error
+// matches os.ErrDeadlineExceeded.
 func (p *pinger) receive(until time.Time) error {
 	if err := p.SetReadDeadline(until); err != nil {
 		return err

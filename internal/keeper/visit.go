@@ -403,9 +403,9 @@ func (v *visit) release(six bool) error {
 	return nil
 }
 
-// drop calls do to delete or replace a record, unless somebody else deleted or replaced it since the visit read it.
-// In that case, the next visit is due at once. If do returns an error, drop logs the error with the message fails, and
-// schedules another try.
+// drop calls do to delete or replace a record, unless somebody else deleted or replaced it since the visit read it. In
+// that case, the next visit is due at once. If do returns an error, drop logs the error with the message fails, and
+// schedules another try. Otherwise the loop forgets the lease until its record changes.
 func (v *visit) drop(fails string, do func(*lease.LockedRecord) error) outcome {
 	switch err := v.underLock(do); {
 	case errors.Is(err, errDeleted):

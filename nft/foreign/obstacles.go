@@ -227,7 +227,7 @@ func (p *plan) eachForward(families []uint8, do func(at chain, ch nftnl.Chain) e
 }
 
 // obstacle returns the first obstacle in a chain, or nil if there is none. Unless path.Switched is set, it also
-// returns nil if Ensure removes the obstacle, or if firewalld has the link in its zone trusted.
+// returns nil if Ensure puts accepting rules before the obstacle, or if firewalld has the link in its zone trusted.
 func (p *plan) obstacle(ctx context.Context, at chain, ch nftnl.Chain, path Path) (*Obstacle, error) {
 	link, pods := path.Bridge, packet{link: path.Bridge}
 	if path.Switched {

@@ -95,8 +95,9 @@ type share struct {
 	mark   uint32
 }
 
-// addIn appends the rules for packets that the NIC receives. They come from the wire, or from pods through the BPF
-// program at the veth pair.
+// addIn appends the rules for packets that the NIC receives, from the wire or from the BPF program at the veth pair.
+// They send frames for pods, and copies of multicast frames, into the veth pair. Frames of VLANs, and frames that pods
+// sent, go to the host only.
 func (s *share) addIn(list *rules) {
 	list.addTagged()
 	s.isMAC(list.begin("what pods send"), etherSource).Return()

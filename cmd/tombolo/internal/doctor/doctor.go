@@ -43,7 +43,8 @@ type Finding struct {
 	Step     Step   `json:"step"`
 	Evidence string `json:"evidence"`
 	Remedy   string `json:"remedy,omitempty"`
-	// Note is set if the finding may be intended, since no test has failed because of it.
+	// Note is set if the finding is not certainly a fault. For example, it may be intended, or already be over. The
+	// command succeeds if all findings are notes.
 	Note bool `json:"note,omitempty"`
 }
 

@@ -22,7 +22,8 @@ import (
 // other end refuses the connection, exchange adds tried to the list of completed tests and returns nil. Otherwise it
 // returns a Finding that tells where the request or its answer was lost. A Finding without a Remedy means that the
 // request left the host, and that no answer reached the host. If the test itself fails, exchange records the error by
-// fail and returns nil.
+// fail and returns nil. It also returns nil, without adding tried, if the request was lost because the next hop's MAC
+// was unknown, and the next hop answers when it is probed again (unresolved).
 func (e *examination) exchange(
 	ctx context.Context, tried string, to netip.Addr, p probe, send func() error,
 ) *Finding {

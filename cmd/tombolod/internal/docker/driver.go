@@ -43,8 +43,9 @@ type Driver struct {
 	work      sync.WaitGroup  // waits for the background work
 }
 
-// New returns a Driver. The Driver looks for the endpoints of an earlier Driver in their containers, since Docker may
-// still have been moving some of them there. It works in the background until ctx is done.
+// New returns a Driver. In the background, the Driver looks for the endpoints of an earlier Driver in their containers,
+// since Docker may still have been moving their interfaces there. Until ctx is done, it also regularly takes down the
+// endpoints that dockerd abandoned (see sweep).
 func New(ctx context.Context, cfg *Config) *Driver {
 	d := &Driver{Config: cfg, ctx: ctx, networks: filepath.Join(filepath.Dir(filepath.Clean(cfg.LeaseDir)), "docker")}
 	for k, a := range d.attached() {

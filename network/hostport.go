@@ -380,9 +380,12 @@ func (c Change) Publish(ctx context.Context, what Publication) error {
 		}
 
 		// Without IPv4 ports, close the way from 127.0.0.1 in any case, since a killed call may have opened it.
-		published := err == nil && endpoint.PublishesIPv4(a)
-		return errors.Join(err,
-			closeUnusedLoopback(context.WithoutCancel(ctx), s, published, a.Bridge, a.GatewayLink()))
+		published, ctx := err == nil && endpoint.PublishesIPv4(a), context.WithoutCancel(ctx)
+		if err != nil {
+			s.leave() // the error may have cost the lock
+			err = errors.Join(err, s.enter(ctx))
+		}
+		return errors.Join(err, closeUnusedLoopback(ctx, s, published, a.Bridge, a.GatewayLink()))
 	})
 }
 

@@ -178,7 +178,8 @@ func (n *site) addLinkLocal(ctx context.Context) error {
 }
 
 // gatewaysInUse reports whether every gateway in the network's record is still needed. A gateway is needed if this ADD
-// requests it, or if the attachment that GatewayUses names for it still exists.
+// requests it, or if the attachment that GatewayUses names for it still exists. gatewaysInUse does not look for other
+// attachments that need the gateway.
 func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	for _, holder := range rec.GatewayUses {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {

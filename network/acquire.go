@@ -211,7 +211,7 @@ func (a *addCall) recordLease(context.Context) error {
 }
 
 // acquire gets the lease through the pod's interface, and stores it in a.leasing.rec, without writing the record's
-// file. If a later step of the Add fails, the lease is released.
+// file. If a later step of the Add fails, undoing the Add releases the lease, unless the lease is sticky.
 func (a *addCall) acquire(ctx context.Context) error {
 	rec, link := a.leasing.rec, a.link
 	rec.Client.LinkMTU = link.MTU

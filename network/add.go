@@ -23,9 +23,10 @@ import (
 // routes and limits, and adds the pod's elements to the firewall. If Add fails, it undoes its changes for the pod. A
 // network that it has created stays.
 //
-// If an earlier Add of the same attachment was killed, Add first deletes the objects that it left. If the attachment
-// exists, the error matches ErrExists. If no address is free, or an IPAM plugin returns any error, Add removes the
-// network's dead attachments, as CollectDead does. If it has removed one, Add tries once more.
+// If an earlier Add of the same attachment was killed, or its pod died without a Del, Add first deletes the objects
+// that are left. If the attachment exists otherwise, the error matches ErrExists. If no address is free, a requested
+// address is taken, or an IPAM plugin returns any error, Add removes the network's dead attachments, as CollectDead
+// does. If it has removed one, Add tries once more.
 //
 // Add needs CAP_NET_ADMIN in the host's and the pod's namespace, and CAP_SYS_ADMIN to enter the pod's.
 func (n *Node) Add(ctx context.Context, nw *Network, pod *Pod) (*Attachment, error) {
@@ -169,8 +170,9 @@ func (a *addCall) ready(ctx context.Context) (err error) {
 	return a.refuseTaken(ctx)
 }
 
-// commit waits until the port forwards, and writes the complete records of the lease and the attachment. It returns an
-// error if another call has deleted the attachment's record, or another machine has answered for an address of the pod.
+// commit waits until the port forwards and the pod's IPv6 addresses are usable. Then it writes the complete records of
+// the lease and the attachment. It returns an error if another call has deleted the attachment's record, or another
+// machine has answered for an address of the pod.
 func (a *addCall) commit(ctx context.Context) error {
 	if err := a.s.Links.Wait(ctx, a.rec.HostIf); err != nil {
 		return err
@@ -244,11 +246,11 @@ type assignment struct {
 	addresses []ipam.Address
 	routes    []route.Route
 	dns       DNS
-	informs   bool // DHCPv6 has name servers that router advertisements lack
+	informs   bool // router advertisements have no name servers, and refer to DHCPv6 (flag O or M)
 }
 
-// maxRemains limits how often one ADD deletes the remains of killed ADDs. Once is enough, unless other ADDs of the
-// same attachment are killed at the same time.
+// maxRemains limits how often one ADD tries to create its record. Before another try, it deletes the remains of a
+// killed ADD. Two tries are enough, unless other ADDs of the same attachment are killed at the same time.
 const maxRemains = 3
 
 // begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
@@ -353,7 +355,7 @@ func (a *addCall) derive(context.Context) error {
 		record := &a.required.Record
 		record.Subnets = appendNew(record.Subnets, address.Prefix.Masked())
 		if address.Gateway.IsUnspecified() {
-			address.Gateway = netip.Addr{} // an allocator returns 0.0.0.0 or :: if there is no gateway
+			address.Gateway = netip.Addr{} // an allocator may return 0.0.0.0 or :: if there is no gateway
 		}
 		if nw.Gateway && address.Gateway.IsValid() {
 			record.Gateways = appendNew(record.Gateways, netip.PrefixFrom(address.Gateway, address.Prefix.Bits()))
@@ -389,8 +391,8 @@ func (a *addCall) derive(context.Context) error {
 	// the address before.
 	port.Announce = a.pod.MAC != nil || rec.DataDir != ""
 
-	// If the uplink has no checksum offloading, the kernel fills in checksums only after the guard's rules have seen
-	// the packet. So make the pod fill them in (see bridge.Port.NoTxOffload).
+	// Otherwise the last link on the path writes the checksum after the guard's rules have seen the packet, at an
+	// offset that the pod chose. So make the pod write the checksum (see bridge.Port.NoTxOffload).
 	port.NoTxOffload = nw.Guard != "" && nw.Guard != nft.GuardMAC && nw.Uplink != ""
 	port.LeaveIPv6 = nw.LeaveIPv6 && len(g.addresses) == 0 && a.leasing == nil
 	port.Addresses = prefixesOf(g.addresses)

@@ -351,8 +351,8 @@ func (p *podSite) lookAt6(rec *lease.Record, remedy tombolo.Remedy) {
 }
 
 // awaitKeeper waits for tombolod, which writes the record of a lease. It reads the record again and again until the
-// function done returns true or an error, or until ctx ends. It returns the last record that it read. The caller must
-// not hold the state directory's lock.
+// function done returns true or an error, a read fails, or ctx ends. It returns the last record that it read. The
+// caller must not hold the state directory's lock.
 func awaitKeeper(ctx context.Context, path, hash string,
 	done func(*lease.Record) (bool, error)) (rec *lease.Record, _ error) {
 	leases, err := lease.Open(path)

@@ -40,8 +40,8 @@ func (n *site) requestedBridge() bridge.Bridge {
 }
 
 // adaptToOthers changes want so that it also meets the needs of the other networks on the bridge. want gets the largest
-// MTU of the networks without an uplink, and each setting is on if one network needs it. Without this, each network
-// would undo the settings of another.
+// MTU of the networks without an uplink. Promiscuous and NFCall are on if one network needs them. Without this, each
+// network would undo the settings of another.
 func (n *site) adaptToOthers(want *bridge.Bridge) error {
 	others, err := sharers(n.s, n.rec)
 	for _, o := range others {
@@ -229,9 +229,9 @@ func (w *requirement) chooseBridge(ctx context.Context, s *session, rec *state.N
 	return err
 }
 
-// leaveBridge removes the network from its previous bridge and uplink, if the configuration now names other ones. It
-// deletes the previous bridge if Tombolo created it and nothing else uses it. refuseConflicts has checked that no pod
-// loses its bridge.
+// leaveBridge removes the network from its previous bridge, VLAN and uplink, if the configuration now names other ones.
+// It deletes the previous bridge if Tombolo created it and nothing else uses it. refuseConflicts has checked that no
+// pod loses its bridge.
 func leaveBridge(ctx context.Context, s *session, w *requirement) error {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
@@ -411,9 +411,9 @@ func (n *site) bridgedNIC(ctx context.Context) (*bridge.Link, error) {
 	return nic, nil
 }
 
-// shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge and the pods' ports.
-// Without it, if an operator's file matches every link, each start of systemd-networkd would remove the ports from
-// the bridge. It writes the file only for bridges that Tombolo made.
+// shieldFromNetworkd writes a configuration file that makes systemd-networkd ignore the bridge, the host's link in the
+// VLAN, and the pods' ports and ifbs. Without the file, if an operator's file matches every link, each start of
+// systemd-networkd would remove the ports from the bridge. Call it only for a bridge that Tombolo made.
 func (n *site) shieldFromNetworkd() {
 	hash := strings.Repeat("[0-9a-f]", 11) // the hash in the names of a port and of its ifb
 	err := shieldLinks(n.rec.Bridge, n.rec.Bridge, n.rec.GatewayLink(), "veth"+hash, "ifb"+hash)
@@ -443,8 +443,8 @@ func shieldLinks(name string, links ...string) error {
 
 // networkdFile returns the path of a link's file for systemd-networkd, which reads the directory /run/systemd/network
 // when it starts (systemd.network(5)). A boot empties this directory. The name sorts before the usual names of
-// operators' files. networkdFile returns "" if no systemd-networkd runs, or if the calling thread's network namespace
-// is not the namespace of pid 1.
+// operators' files. networkdFile returns "" if systemd-networkd's directory /run/systemd/netif is missing, or if the
+// calling thread's network namespace is not the namespace of pid 1.
 func networkdFile(name string) string {
 	var own, first unix.Stat_t
 	err := errors.Join(unix.Stat("/proc/thread-self/ns/net", &own), unix.Stat("/proc/1/ns/net", &first))

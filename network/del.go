@@ -33,8 +33,8 @@ type Known struct {
 
 // Del removes an attachment. It needs neither the pod's namespace nor the network's configuration. Without
 // Config.Allocators, it returns an error if it must release an address to an allocator other than host-local. Objects
-// that are gone already are no error. After a failed step, Del continues with the other steps, and returns all errors.
-// known may be nil.
+// that are gone already are no error. After a failed step, Del continues with the other steps, keeps the attachment's
+// record, and returns all errors. known may be nil.
 func (n *Node) Del(ctx context.Context, key Key, known *Known) error {
 	if err := key.check(); err != nil {
 		return err
@@ -72,9 +72,10 @@ func (n *Node) Collect(ctx context.Context, network string, keep []Key, known *K
 
 // Remove deletes the objects of a network that Collect leaves. These are its rules, its gateways, its record, and its
 // host-local directory in the state directory. Remove also deletes a bridge that Tombolo created, if nothing else uses
-// the bridge. With the last network, it also turns off the forwarding that Tombolo turned on; before Linux 6.17, IPv6
-// forwarding stays on. If the network has attachments, the error matches ErrAttached, and mentions those that
-// CollectDead would remove. If the network does not exist, Remove returns nil: use Upkeep.Known to find out.
+// the bridge. With the last network, it also deletes Tombolo's rules in chains of other programs, and turns off the
+// forwarding that Tombolo turned on; before Linux 6.17, IPv6 forwarding stays on. If the network has attachments, the
+// error matches ErrAttached, and mentions those that CollectDead would remove. If the network does not exist, Remove
+// returns nil: use Upkeep.Known to find out.
 func (n *Node) Remove(ctx context.Context, name string) error {
 	err := n.withSession(func(s *session) error { return removeNetwork(ctx, s, name) }, name)
 	return n.nameDead(ctx, name, err)
@@ -178,7 +179,7 @@ func (t *teardown) remove(ctx context.Context, owner ipam.Owner, hash string) er
 		if err := t.forget(ctx, hash); err != nil {
 			return err
 		}
-	case !errors.Is(err, state.ErrBusy): // another Del is removing the attachment
+	case !errors.Is(err, state.ErrBusy): // ErrBusy needs no warning: usually another Del is removing the attachment
 		t.Session.warn(err.Error())
 	}
 

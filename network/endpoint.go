@@ -38,7 +38,7 @@ type entry struct {
 	s          *session
 	hash       string
 	network    *state.Network // nil during an Add: then the attachment's record has the network's settings
-	getsMore   bool           // the pod gets more addresses after its port is created
+	getsMore   bool           // the pod gets more addresses, or new host ports, after its port is created
 	pending    *state.Pending // the pod's record, during the Add
 	attached   bool           // the pod's port exists on the bridge
 	isTakeover bool           // the Add took over host ports from the container's attachment to a LAN
@@ -97,8 +97,8 @@ func (e *entry) guardBefore(ctx context.Context, rec *state.Attachment, required
 }
 
 // add adds the elements to the firewall's sets that the pod needs and guardBefore has not added. If another attachment
-// of the container has a host port, add sets Withheld for this port in the record. required describes the network, to
-// restore missing sets; it is nil outside an Add.
+// of the container has a host port, add sets Withheld for this port in the record, or takes the port over (withhold).
+// required describes the network, to restore missing sets; it is nil outside an Add.
 func (e *entry) add(ctx context.Context, rec *state.Attachment, required *requirement) error {
 	ep := e.endpoint(rec)
 	if e.guard == nil {
@@ -132,9 +132,9 @@ func (e *entry) refuseAddress(ctx context.Context, link string, own netip.Addr) 
 }
 
 // enter calls add, a function that adds the pod's elements. If a set is missing and required is not nil, enter builds
-// the network again, and calls add again. If an element conflicts with the remains of a pod that is gone, enter deletes
-// the remains and calls add again. If another attachment of the container has a host port, enter withholds the port and
-// calls add again.
+// the network again, and calls add again. If an element conflicts with an element of a pod that is gone, enter deletes
+// all elements of that pod, and calls add again. If another attachment of the container has a host port, enter calls
+// withhold, and calls add again.
 func (e *entry) enter(ctx context.Context, rec *state.Attachment, required *requirement, add func() error) error {
 	if err := refuseDeleted(e.pending); err != nil {
 		return err

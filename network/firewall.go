@@ -227,8 +227,8 @@ func (hostPart) look(ctx context.Context, n *site) error {
 
 func (hostPart) make(ctx context.Context, n *site) (bool, error) { return false, n.s.setHost(ctx) }
 
-// setHost updates the facts about the host in the firewall's rules: its uplinks, its service addresses and the links
-// that firewalld trusts (see hostPart). Without rules it does nothing.
+// setHost updates the facts about the host in the firewall's rules: its uplinks and service addresses (see hostPart),
+// and the links that tombolod added to firewalld's zone trusted. Without rules it does nothing.
 func (s *session) setHost(ctx context.Context) error {
 	uplinks, err := s.uplinks(ctx)
 	services, servicesErr := s.services(ctx)
@@ -316,7 +316,7 @@ func (admissionPart) make(ctx context.Context, n *site) (bool, error) {
 }
 
 // refuseCertainObstacles returns an error if firewall settings of other programs certainly stop the pods' packets.
-// firewalld is true if all of these settings are firewalld's.
+// firewalld is true if there are such settings, and all are firewalld's.
 func refuseCertainObstacles(ctx context.Context, s *session, rec *state.Network) (firewalld bool, _ error) {
 	list, err := s.obstacles(ctx, rec)
 	firewalld = true

@@ -208,7 +208,7 @@ func reopen(ctx context.Context, s *session, name string) error {
 
 // noteRouters records the links for which the host's owner turned on IPv6 forwarding. It must run before we turn on
 // forwarding for pods, since the parameter is only 0 or 1 and does not tell who set it. If a network has already turned
-// on forwarding, noteRouters copies the list from another network's record.
+// on forwarding, noteRouters copies the list from a network's saved record.
 func (n *site) noteRouters() (err error) {
 	// If "default" is not 1, no network of ours has turned on force_forwarding yet, so each link's value is its
 	// owner's. The kernel never resets "default".
@@ -341,7 +341,7 @@ func loopbackFilter(l *bridge.Link, mark uint32) localnet.Filter {
 }
 
 // placeLoopback adds the clsact qdisc for the filter to a new bridge or VLAN link, since adding it later would lose
-// packets of pods. It ignores errors, because when the first host port is published, loopbackPart.make tries again or
+// packets to pods. It ignores errors, because when the first host port is published, loopbackPart.make tries again or
 // logs a warning.
 func (s *session) placeLoopback(ctx context.Context, l *bridge.Link) {
 	_ = localnet.On(s.Links.Socket()).Place(ctx, loopbackFilter(l, 0))

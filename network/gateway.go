@@ -178,7 +178,8 @@ func (n *site) addLinkLocal(ctx context.Context) error {
 }
 
 // gatewaysInUse reports whether every gateway in the network's record is still needed. A gateway is needed if this ADD
-// requests it, or if the attachment that GatewayUses names for it still exists.
+// requests it, or if the attachment that GatewayUses names for it still exists. gatewaysInUse does not look for other
+// attachments that need the gateway.
 func gatewaysInUse(s *session, rec *state.Network, w *requirement) bool {
 	for _, holder := range rec.GatewayUses {
 		if slices.Contains(w.Record.Gateways, holder.Gateway) {
@@ -283,8 +284,8 @@ func (n *site) buildGateways(ctx context.Context, force bool) error {
 	return nil
 }
 
-// staleGateways returns the gateways that the network's previous record lists, and that neither the new record nor
-// another network needs.
+// staleGateways returns the gateways that the network's previous record lists for the same link, and that neither the
+// new record nor another network on the link needs.
 func staleGateways(s *session, rec *state.Network) ([]netip.Prefix, error) {
 	before, err := s.Dir.LoadNetwork(rec.Name)
 	if err != nil || before.GatewayLink() != rec.GatewayLink() {
@@ -352,8 +353,9 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
 // changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
-// subnet on another link. deserted lists the overlapping networks without living pods (isDeserted), which the caller
-// removes before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it builds.
+// subnet on another link. deserted lists the overlapping networks without pods and without a used bridge (isDeserted).
+// The caller removes them before it builds. refuseConflicts lists records and addresses, so an Add calls it only when
+// it builds.
 func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []*state.Network, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {
@@ -409,9 +411,9 @@ func mode(defaultRoute string, gateway bool) string {
 }
 
 // refuseOverlaps returns an error if a subnet of another network or of the host overlaps with the network's. It applies
-// to networks with a gateway, because the host routes to their subnets. It skips subnets that are on record for the
-// network. Without this, the network's ADDs would fail if another network took such a subnet later. deserted is as in
-// refuseConflicts.
+// to networks with a gateway, because the host routes to their subnets. Networks whose gateways are on one link may
+// overlap. It skips subnets that are on record for the network. Without this, the network's ADDs would fail if another
+// network took such a subnet later. deserted is as in refuseConflicts.
 func refuseOverlaps(ctx context.Context, s *session, w *requirement,
 	before *state.Network) (deserted []*state.Network, err error) {
 	if !w.Gateway {

@@ -24,7 +24,7 @@ import (
 // withholdsPorts reports whether an attachment has withheld host ports. Some runtimes pass a container's ports to all
 // of its networks. Then only one attachment publishes the ports: the first, or the first that is not on a LAN. Its
 // record lists the others as waiting, and their records list the ports as withheld. They get the ports when the
-// publishing attachment is removed.
+// publishing attachment or its ports are removed.
 func withholdsPorts(a *state.Attachment) bool {
 	return slices.ContainsFunc(a.Published, func(p state.Published) bool { return p.Withheld })
 }

@@ -413,10 +413,10 @@ func (h *HostLocal) Status(ctx context.Context) error {
 	return nil
 }
 
-// anyReclaimable reports whether Add would free one of the addresses before it failed. Add frees addresses with an
-// empty file, and addresses that were reserved in an earlier epoch. Without this check, a node that was full when it
-// went down would never be ready again. anyReclaimable does not check whether old addresses are still live, since
-// STATUS must fail only if it is certain.
+// anyReclaimable reports whether Add might free one of the addresses before it failed. Add frees addresses with an
+// empty file, and most addresses that were reserved in an earlier epoch. Without this check, a node that was full when
+// it went down would never be ready again. anyReclaimable also returns true for old addresses that Add would keep, such
+// as live ones, since STATUS must fail only if it is certain.
 func (s *store) anyReclaimable(taken map[netip.Addr]bool) bool {
 	old := s.isStale()
 	for addr := range taken {

@@ -186,7 +186,8 @@ func (s *session) release(addr netip.Addr) error {
 // the addresses, so its users ignore errors.
 func (s *store) lastPath(index int) string { return s.dir + "/" + lastPrefix + strconv.Itoa(index) }
 
-// parseLast parses the content of a last_reserved_ip file. It returns the zero Addr if the content is no address.
+// parseLast parses an address from a last_reserved_ip file, or from the file of kept addresses. It returns the zero
+// Addr if the text is no address.
 func parseLast(data []byte) netip.Addr {
 	addr, err := netip.ParseAddr(strings.TrimSpace(string(data)))
 	if err != nil || addr.Zone() != "" {

@@ -138,7 +138,8 @@ func (n *Route) attributes(q *request) error {
 	return nil
 }
 
-// keyAttributes adds the attributes that a deletion compares too: prefixes, source address, priority and next hops.
+// keyAttributes adds the attributes that requests for a deletion have too: prefixes, source address, priority and next
+// hops.
 func (n *Route) keyAttributes(q *request) error {
 	if n.Dst.Bits() > 0 {
 		q.address(&q.Attributes.Dst, unix.RTA_DST, n.Dst.Addr())

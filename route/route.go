@@ -101,7 +101,8 @@ func (c *Conn) change(ctx context.Context, op string, r *Route, typ netlink.Head
 }
 
 // Remove deletes the first route of r's table with the same Dst, From and TOS that also equals r in all fields that are
-// set. It does not compare OnLink, MTU, AdvMSS, Pref, Expires and Other. A missing route or link is no error.
+// set. It does not compare OnLink, MTU, AdvMSS, Pref, Expires or Other, and for IPv6 neither Source nor Type. A missing
+// route or link is no error.
 func (c *Conn) Remove(ctx context.Context, r Route) error {
 	return nl.PassAbsent(c.change(ctx, "delete route", &r, unix.RTM_DELROUTE, 0))
 }
@@ -180,9 +181,9 @@ func (c *Conn) Get(ctx context.Context, dst netip.Addr) (Route, error) {
 }
 
 // GetFrom returns the route of a packet from the address src to the address dst. If link is not 0, the packet comes in
-// by the link with that index. For IPv4 the kernel then also checks the source: the error is EXDEV if the reverse path
-// filter would drop the packet. If link is 0, an IPv4 src must be an address of this host. If src is invalid, the
-// kernel chooses a source.
+// by the link with that index. For IPv4 the kernel then also checks the source. If the reverse path filter would drop
+// the packet, the error is EXDEV, or EINVAL from newer kernels. If link is 0, an IPv4 src must be an address of this
+// host. If src is invalid, the kernel chooses a source.
 func (c *Conn) GetFrom(ctx context.Context, src, dst netip.Addr, link int) (Route, error) {
 	q := request{RouteMessage: rtnetlink.RouteMessage{Family: nl.FamilyOf(dst), DstLength: uint8(dst.BitLen()),
 		SrcLength: uint8(src.BitLen())}}
@@ -255,8 +256,9 @@ type Route struct {
 	Priority uint32 `json:"priority,omitempty"`
 	// Table is the routing table; 0 means unix.RT_TABLE_MAIN.
 	Table uint32 `json:"table,omitempty"`
-	// Scope is the scope of an IPv4 destination (RT_SCOPE_*). nil means the default of ip-route(8). That is host for
-	// local routes; link for broadcast, multicast, anycast, and unicast without a gateway; else global.
+	// Scope is the scope of an IPv4 destination (RT_SCOPE_*). For a new route, nil means the default of ip-route(8),
+	// and for a deletion any scope. The default is host for local routes; link for broadcast, multicast, anycast, and
+	// unicast without Gateway, Nexthops and NexthopID; else global.
 	Scope *uint8 `json:"scope,omitempty"`
 	// Protocol is the origin of the route (RTPROT_*). 0 means ProtocolTombolo for a new route, and any for a deletion.
 	Protocol uint8 `json:"protocol,omitempty"`
@@ -427,7 +429,7 @@ func (r *Route) customaryScope() uint8 {
 }
 
 // Matches reports whether Add(r) would create have, a route from List. Matches does not compare Flags, the remaining
-// time of Expires, and Nexthop.Other. Of a nexthop object it compares only the number. It ignores Link if r has a
+// time of Expires, or Nexthop.Other. Of a nexthop object it compares only the number. It ignores Link if r has a
 // Gateway and no Link, and Route.Other if r has none. It ignores the next hops of a Type that sends no packets, such as
 // unreachable.
 func (r Route) Matches(have Route) bool {

@@ -200,7 +200,7 @@ func didYouMean(name string, names []string) string {
 
 // badFlag adds a question about the flag with the closest spelling to an error about an unknown flag.
 func badFlag(cmd *cobra.Command, err error) error {
-	var unknown interface{ GetSpecifiedName() string } // implemented by package pflag's error for an unknown flag
+	var unknown interface{ GetSpecifiedName() string } // of package pflag: an unknown flag, or a missing value
 	if !errors.As(err, &unknown) {
 		return err
 	}

@@ -382,8 +382,8 @@ const dumpTries = 20
 
 // List requests a list of objects. After the whole list has arrived, it calls the callback each with every object. If
 // the list changed while the kernel wrote it (see listing), List requests it again. If all attempts are interrupted, it
-// calls each with the objects of the last attempt, and returns tombolo.ErrInterrupted. This list may lack some objects
-// and repeat others. List sends nothing if ctx is done.
+// calls each with the objects of the last attempt, and its error matches tombolo.ErrInterrupted. This list may lack
+// some objects and repeat others. List sends nothing if ctx is done.
 //
 // If each returns an error, List stops and returns it. The callback may keep the message's data. List sets Dump in the
 // flags of m. err is the error of building m.

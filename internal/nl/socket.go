@@ -257,7 +257,7 @@ func (c *Conn) Within(fn func() error) error {
 	return ns.Do(fn)
 }
 
-const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.9); needs CAP_NET_ADMIN
+const siocGSKNS = 0x894c // from include/uapi/linux/sockios.h (Linux 4.10); needs CAP_NET_ADMIN
 
 // RefreshCarrier makes the kernel notice immediately that a link has a carrier. Before that, a link that was set up
 // without a carrier sends nothing. The kernel's worker for this (linkwatch) may be some milliseconds late. On Linux

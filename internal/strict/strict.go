@@ -6,6 +6,7 @@
 //   - a key without a field is an [Error], unless the caller allows the key (see [Exempt]);
 //   - keys match exactly: "isgateway" matches "isGateway" only if the caller allows the key;
 //   - a key that occurs twice in an object is an [Error];
+//   - an empty array sets a slice to nil;
 //   - the top level must be an object.
 //
 // These differences do not apply inside raw messages, maps, Go arrays, interfaces and types that unmarshal themselves.

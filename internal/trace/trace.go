@@ -115,9 +115,9 @@ func (c Counts) String() string {
 }
 
 // Failure returns the error of a session that ends at the time now because of err. Its text begins with op. Then
-// follows vain if answers came, but led to no lease. The text contains hint, advice for the reader, if no answer
-// came before a timeout. The error matches err and Last. After a timeout it also matches ErrTimeout, and ErrSilent if
-// no answer came.
+// follows vain if answers came, but led to no lease. The text contains hint, advice for the reader, if no answer came
+// before a timeout. If no message was sent, err follows op instead. The error matches err and Last. After a timeout it
+// also matches ErrTimeout, and ErrSilent if no answer came.
 func (t *Trace) Failure(op string, now time.Time, err error, vain, hint string) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err) // also if the caller set the deadline

@@ -1,4 +1,4 @@
-// Package conflist explains a network's configuration file and lists all errors in it. It changes nothing.
+// Package conflist explains a network's configuration file and lists the errors in it. It changes nothing.
 package conflist
 
 import (
@@ -24,7 +24,7 @@ import (
 
 // Report is the result of examining one file.
 type Report struct {
-	Problems []string // all errors: those that ADD would report, and those in the list of plugins
+	Problems []string // errors that ADD would report, and errors in the list of plugins
 	Warnings []string // probable mistakes that ADD nevertheless accepts
 	Plan     []string // the steps of the first ADD; empty if there are problems
 	List     bool     // the file is a list of plugins (.conflist)
@@ -42,7 +42,8 @@ type list struct {
 }
 
 // Examine lists the problems of a configuration file and the steps of its first ADD. data is a list of plugins, or the
-// configuration of one plugin.
+// configuration of one plugin. If Examine cannot read the fields of type list in data, it does not examine the
+// plugins.
 func Examine(data []byte) *Report {
 	r := &Report{}
 	var l list

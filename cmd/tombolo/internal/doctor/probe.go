@@ -25,7 +25,7 @@ import (
 	"github.com/tombolo-cni/tombolo/netns"
 )
 
-// probe describes a request from a pod and its answer, by fields that address translation does not change.
+// probe describes a request from a pod and its answer, by fields that address translation seldom changes.
 type probe struct {
 	request, answer message
 	isQuestion      bool // the request asks for the MAC of a neighbour

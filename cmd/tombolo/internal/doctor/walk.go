@@ -296,9 +296,9 @@ func (e *examination) noDefault(ctx context.Context, far netip.Addr, cause error
 	}
 }
 
-// echo sends echo requests from the pod to an address. The result answered reports whether an answer came. If none
-// came, echo adds a finding if this host is the cause, or if the host itself gets an answer. In any other case without
-// an answer, the result lost tells how far the requests came.
+// echo sends echo requests from the pod to an address. If exchange returns no Finding and records no error, answered is
+// true. If exchange returns a Finding, echo adds one if this host is the cause, or if the host itself gets an answer.
+// Otherwise it returns the Finding as lost, which tells how far the requests came.
 func (e *examination) echo(ctx context.Context, to netip.Addr, name string) (lost *Finding, answered bool) {
 	id := uint16(rand.Uint32())
 	f := e.exchange(ctx, name+" by echo requests", to, echoProbe(to.Is4(), id), func() error {

@@ -113,8 +113,8 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	return c.nl.Do(ctx, &again)
 }
 
-// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero. For BridgeIndex and MTU it looks up the
-// link p.Bridge, and returns an error if the link is not a bridge.
+// fillIn sets MTU, MAC and PeerMAC if the caller left them zero. If BridgeIndex or MTU is zero, it looks up the link
+// p.Bridge by name and sets BridgeIndex. It then returns an error if the link is not a bridge.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)

@@ -398,10 +398,10 @@ func (c *Conn) closeWaiting(port string) {
 
 // Wait waits until the kernel has noticed a port's carrier and the pod's IPv6 addresses are usable. The port then
 // forwards, unless the bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the
-// carrier in the background, some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its
-// sender repeats it about a second later. If duplicate address detection finds another node with one of the addresses,
-// the error matches addr.ErrDuplicate. If an address disappears first, the error matches fs.ErrNotExist. If ctx ends
-// first, the error matches ctx's error.
+// carrier in the background, some milliseconds late on a busy machine. Before Linux 6.8, Wait waits for this at most
+// 100 ms. A packet that is sent earlier gets lost, and its sender repeats it about a second later. If duplicate address
+// detection finds another node with one of the addresses, the error matches addr.ErrDuplicate. If an address disappears
+// first, the error matches fs.ErrNotExist. If ctx ends first, the error matches ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
 // open until Wait, Detach or Close. A second Wait for the port returns at once.

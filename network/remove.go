@@ -469,7 +469,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && taken == nil {
-		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
+		// Without systemd-networkd, networkdFile returns "". file.Remove ignores this path, and a missing file.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}
 

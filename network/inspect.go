@@ -212,8 +212,8 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 // default route may lead anywhere, since other plugins move it.
 //
 // If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check changes
-// nothing, with one exception. If the host's owner has changed which packets the host forwards, Check makes the
-// network's rules again, so that they drop none of these packets.
+// nothing in the kernel, with one exception. If the host's owner has changed which packets the host forwards, Check
+// makes the network's rules again, so that they drop none of these packets.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err

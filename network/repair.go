@@ -151,7 +151,7 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 // Firewall returns the faults of the firewall, as far as an ADD would notice them. It looks at the networks that have
 // pods, or rules that no longer fit the host's own forwarding. It also returns nf_tables' generation at that time, or 0
 // if it is unknown or there are no such networks. If there are no faults, the next ADD need not check the tables.
-// Firewall changes nothing.
+// Firewall changes nothing in the kernel.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {
 		for _, rec := range records {
@@ -306,8 +306,8 @@ type Links struct {
 }
 
 // Links compares the host's links, addresses and routes with the records. It does not look inside pods, and changes
-// nothing except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports, since their pods
-// are gone.
+// nothing in the kernel except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports,
+// since their pods are gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
 	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {

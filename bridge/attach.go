@@ -113,8 +113,8 @@ func (c *Conn) configure(ctx context.Context, b *nl.Batch, p *Port, fresh bool) 
 	return c.nl.Do(ctx, &again)
 }
 
-// fillIn sets BridgeIndex, MTU, MAC and PeerMAC if the caller left them zero. For BridgeIndex and MTU it looks up the
-// link p.Bridge, and returns an error if the link is not a bridge.
+// fillIn sets MTU, MAC and PeerMAC if the caller left them zero. If BridgeIndex or MTU is zero, it looks up the link
+// p.Bridge by name and sets BridgeIndex. It then returns an error if the link is not a bridge.
 func (p *Port) fillIn(ctx context.Context, c *Conn) error {
 	if p.BridgeIndex == 0 || p.MTU == 0 {
 		l, err := c.bridgeNamed(ctx, p.Bridge)
@@ -398,10 +398,10 @@ func (c *Conn) closeWaiting(port string) {
 
 // Wait waits until the kernel has noticed a port's carrier and the pod's IPv6 addresses are usable. The port then
 // forwards, unless the bridge runs the spanning tree protocol (see BridgeState.PortDelay). The kernel notices the
-// carrier in the background, some milliseconds late on a busy machine. A packet that is sent earlier gets lost, and its
-// sender repeats it about a second later. If duplicate address detection finds another node with one of the addresses,
-// the error matches addr.ErrDuplicate. If an address disappears first, the error matches fs.ErrNotExist. If ctx ends
-// first, the error matches ctx's error.
+// carrier in the background, some milliseconds late on a busy machine. Before Linux 6.8, Wait waits for this at most
+// 100 ms. A packet that is sent earlier gets lost, and its sender repeats it about a second later. If duplicate address
+// detection finds another node with one of the addresses, the error matches addr.ErrDuplicate. If an address disappears
+// first, the error matches fs.ErrNotExist. If ctx ends first, the error matches ctx's error.
 //
 // Attach calls Wait itself, unless Port.NoWait is set. With NoWait, call Wait on the same Conn, which keeps sockets
 // open until Wait, Detach or Close. A second Wait for the port returns at once.

@@ -279,7 +279,7 @@ type Solicitation struct {
 //
 // With port.LeaveIPv6 the interface may have received advertisements before, if another program has moved it into the
 // pod. So Solicit then deletes the default routes that the kernel has learnt, unless Autoconf.DefaultRoute is set or
-// the kernel sends no solicitation.
+// the pod's sysctls prevent solicitations.
 func (c *Conn) Solicit(ctx context.Context, pod *netns.NS, port Port) (*Solicitation, error) {
 	if err := cmp.Or(ctx.Err(), c.checkPod(pod, true)); err != nil {
 		return nil, err

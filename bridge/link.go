@@ -344,7 +344,8 @@ func (p *Port) Differences(l, br Link) []tombolo.Difference {
 }
 
 // Differences compares the link l with the bridge br. l is nil if the bridge does not exist. Fields that are not set in
-// br are not compared. Alias and NoIPv6 are not compared either, since they apply only to a new bridge.
+// br are not compared. Alias and NoIPv6 are not compared either, since they apply only to a new bridge. Nor is
+// MaxLearned if the kernel does not support it.
 func (br *Bridge) Differences(l *Link) []tombolo.Difference {
 	var list diff.List
 	object := "bridge " + br.Name

@@ -30,8 +30,8 @@ import (
 // peer, is the pod's interface. The zero value of a field requests nothing, unless the field's comment says
 // otherwise.
 type Port struct {
-	// Bridge is the name of the bridge. BridgeIndex is its index (Link.Index). Setting BridgeIndex is optional and
-	// saves a request.
+	// Bridge is the name of the bridge. BridgeIndex is its index (Link.Index), which is optional. Setting BridgeIndex
+	// saves a request, in Attach only if MTU is set too.
 	Bridge      string
 	BridgeIndex int
 	// Name is the name of the host's end, the port on the bridge, of 1 to 15 bytes. See HostName.

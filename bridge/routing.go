@@ -35,7 +35,8 @@ type Routing struct {
 	// drop such packets.
 	IPv4, IPv6 bool
 	// Input is the link where packets from pods come in. With IPv4 or IPv6, EnsureRouting also turns on forwarding for
-	// this link. Even on a router, the kernel forwards IPv4 packets only from links with forwarding on.
+	// this link, but not for IPv6 if the host already routes IPv6. The kernel forwards IPv4 packets only from links
+	// with forwarding on, even on a router.
 	Input string
 	// RouteLocalnet is the bridge through which ports published on 127.0.0.1 lead to pods. EnsureRouting turns on
 	// net.ipv4.conf.LINK.route_localnet for it. The kernel then also accepts packets to 127.0.0.0/8 from this link. So

@@ -212,8 +212,8 @@ func strayDifferences(list []*remains) []tombolo.Difference {
 // default route may lead anywhere, since other plugins move it.
 //
 // If there is no record of the attachment, or its Add is not complete, the error matches ErrNotAttached. Check changes
-// nothing, with one exception. If the host's owner has changed which packets the host forwards, Check makes the
-// network's rules again, so that they drop none of these packets.
+// nothing in the kernel, with one exception. If the host's owner has changed which packets the host forwards, Check
+// makes the network's rules again, so that they drop none of these packets.
 func (n *Node) Check(ctx context.Context, nw *Network, pod *Pod) ([]tombolo.Difference, error) {
 	if err := cmp.Or(nw.check(), pod.check(nw, n.cfg.NetNS)); err != nil {
 		return nil, err
@@ -274,7 +274,7 @@ func (k *checkCall) attachment(ctx context.Context, found *findings) error {
 	}
 
 	found.addAll(p.found.list, "")
-	p.port.MTU, p.port.Down = 0, len(p.port.Addresses) == 0 // without addresses, CNI's bridge plugin checks no route
+	p.port.MTU, p.port.Down = 0, len(p.port.Addresses) == 0 // without addresses, the interface may be down
 	p.anyDefault = true
 	inside, err := p.inside(ctx)
 	found.addAll(inside, "")
@@ -359,8 +359,8 @@ func (r *Reported) names(ip netip.Addr) bool {
 }
 
 // checkNetwork compares a network's own parts with its record. A network without attachments needs none of its parts.
-// Then checkNetwork only reports a missing bridge, since a runtime may have deleted the network, and the faults that
-// lookAtOthers finds.
+// Then checkNetwork only reports the faults that lookAtOthers finds, and a missing bridge: a runtime may have deleted
+// the network.
 func checkNetwork(ctx context.Context, s *session, rec *state.Network, attachments []*state.Attachment) (*findings,
 	error) {
 	n := &site{s: s, rec: rec, attachments: attachments}

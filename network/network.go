@@ -50,8 +50,8 @@ type Network struct {
 	// NoDefaultRoute leaves out the default route through the host (ExitHost), and one that a DHCP lease or a router of
 	// the LAN offers.
 	NoDefaultRoute bool
-	// ForceAddress deletes addresses of the bridge that overlap with a gateway's subnet. Without it, such an address
-	// makes Add fail.
+	// ForceAddress deletes addresses of GatewayLink that overlap with a gateway's subnet. Without it, such an address
+	// makes Add fail, unless the link has the gateway's address already.
 	ForceAddress bool
 
 	Masquerade    bool           // packets of pods that leave the network's subnets get the host's address
@@ -263,7 +263,7 @@ type Pod struct {
 	// both lists.
 	PublishFrom string
 	Limits      bandwidth.Shape // limits of the pod's traffic
-	Egress      nft.Egress      // permitted destinations, if also in Network.Egress; implies nft.GuardAddresses
+	Egress      nft.Egress      // permitted destinations; Network.Egress applies too; implies nft.GuardAddresses
 
 	// Reported is the pod's state that other plugins reported since Add, for Check. If nil, Check uses the record.
 	Reported *Reported

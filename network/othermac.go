@@ -218,7 +218,7 @@ func (a *addCall) refuseTaken(ctx context.Context) error {
 	return poll(ctx, neighbourPause, neighbourWait, func() (bool, error) { return false, a.refuseAnswered(nil) })
 }
 
-// namesAddresses reports whether the pod has addresses on a LAN that no DHCP server has just assigned.
+// namesAddresses reports whether the pod is on a LAN, and no DHCP server has just assigned or confirmed its addresses.
 func (a *addCall) namesAddresses() bool {
 	return a.nw.Exit != "" && (a.leasing == nil || a.unconfirmed()) && a.site.gatewayLink.Index != 0
 }

@@ -189,16 +189,16 @@ func autoconfigured(a *state.Attachment, p netip.Prefix) bool {
 	return ident.EndsAlike(p.Addr(), addr.LinkLocal(net.HardwareAddr(a.MAC)))
 }
 
-// lastingPrefixes returns the addresses that an attachment keeps as long as it exists. These are all except those from
-// router advertisements.
+// lastingPrefixes returns the recorded addresses of an attachment, except the addresses that the pod formed from router
+// advertisements.
 func lastingPrefixes(rec *state.Attachment) []netip.Prefix {
 	return slices.DeleteFunc(prefixesOf(rec.Addresses), func(p netip.Prefix) bool { return autoconfigured(rec, p) })
 }
 
 // attach adds the guard's elements to the firewall, and creates the pod's link with its limits. If a link with the
 // port's name exists and belongs to this attachment, attach deletes that link and tries again. A killed Add or Del has
-// left it, since this Add holds the attachment's record. It records the limits. If the pod already has a default route
-// with the same metric, attach tries again with free metrics.
+// left it, since this Add holds the attachment's record. If the pod already has a default route with the same metric,
+// attach tries again with free metrics. Finally attach sets the MTU, the MACs and the limits in a.rec.
 func (a *addCall) attach(ctx context.Context) error {
 	port := a.portOnBridge()
 	beforeUp := func(ctx context.Context, index int) error {

@@ -134,7 +134,7 @@ func (nw *Network) lacksAddress(err error) bool {
 		errors.Is(err, errAllocator) && nw.Allocator.Slow()
 }
 
-// errAllocator is the kind of errors that an allocator's Add returned.
+// errAllocator is wrapped by the errors that an allocator's Add returned.
 var errAllocator = errors.New("no address")
 
 // reclaim removes the network's dead attachments. It reports whether it removed any, so that Add should try again. It
@@ -405,9 +405,9 @@ func removeNetwork(ctx context.Context, s *session, name string) error {
 }
 
 // deleteNetwork deletes a network's rules, links and reservations, and turns off settings that no pod needs. It deletes
-// the network's own directory of reservations, where without attachments all files are only bookkeeping. A directory
-// that the configuration names is the operator's, and stays. If all of this succeeds and earlier is nil, deleteNetwork
-// deletes the network's record.
+// the network's own directory of reservations, since none is in use without attachments. A directory that the
+// configuration names is the operator's, and stays. If all of this succeeds and earlier is nil, deleteNetwork deletes
+// the network's record.
 func (s *session) deleteNetwork(ctx context.Context, name string, rec *state.Network, earlier error) error {
 	err := errors.Join(earlier, s.Firewall.RemoveNetwork(ctx, name),
 		closeUnusedLoopback(ctx, s, false, rec.Bridge, rec.GatewayLink()), removeShare(ctx, s, rec),
@@ -469,7 +469,7 @@ func removeBridge(ctx context.Context, s *session, rec *state.Network) error {
 	}
 
 	if len(shared) == 0 && len(ports) == 0 && l.Alias == endpoint.BridgeAlias && taken == nil {
-		// If there is no file for systemd-networkd, networkdFile returns "", and file.Remove does nothing.
+		// Without systemd-networkd, networkdFile returns "". file.Remove ignores this path, and a missing file.
 		return errors.Join(s.Links.Remove(ctx, rec.Bridge), file.Remove(networkdFile(rec.Bridge)))
 	}
 

@@ -19,10 +19,10 @@ import (
 	"github.com/tombolo-cni/tombolo/nft/foreign"
 )
 
-// restore creates the missing parts of a network from its record, and saves the record. It reports whether an object
-// was missing that other networks share. After a failure it clears the record's ConfigHash, so that the network's next
-// Add repairs it. Without that, the Add might find the network complete after another network's repair of shared
-// objects.
+// restore creates the missing parts of a network from its record, repairs the host's side of its pods, and saves the
+// record. It reports whether an object was missing that other networks share. After a failure it clears the record's
+// ConfigHash, so that the network's next Add repairs it. Without that, the Add might find the network complete after
+// another network's repair of shared objects.
 func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	changed, err := n.make(ctx)
 	if err != nil {
@@ -34,9 +34,10 @@ func (n *site) restore(ctx context.Context) (changed bool, _ error) {
 	return changed, errors.Join(err, stateError(n.s.Dir.SaveNetwork(n.rec)))
 }
 
-// repairNetworks repairs the networks that are in use. If the list some is not empty, it repairs only the networks in
-// this list. If an object was missing that networks share, it repairs the other networks too. With an empty list it
-// also gives back NICs whose takeover was interrupted. Finally it publishes withheld host ports that are free now.
+// repairNetworks repairs the networks that have attachments, and calls reopen for the others. If the list some is not
+// empty, it repairs only the networks in this list. If an object was missing that networks share, it repairs the other
+// networks too. With an empty list it also gives back NICs whose takeover was interrupted. Finally it publishes
+// withheld host ports that are free now.
 func repairNetworks(ctx context.Context, s *session, some ...string) error {
 	if err := s.enterAlone(ctx); err != nil {
 		return err
@@ -147,9 +148,10 @@ func (u Upkeep) Repair(ctx context.Context, networks []string) error {
 	return u.node.withSession(func(s *session) error { return repairNetworks(ctx, s, networks...) }, networks...)
 }
 
-// Firewall returns the faults of the firewall for the networks with pods, as far as an ADD would notice them. It also
-// returns nf_tables' generation at that time, or 0 if it is unknown or no network has pods. If there are no faults, the
-// next ADD need not check the tables. Firewall changes nothing.
+// Firewall returns the faults of the firewall, as far as an ADD would notice them. It looks at the networks that have
+// pods, or rules that no longer fit the host's own forwarding. It also returns nf_tables' generation at that time, or 0
+// if it is unknown or there are no such networks. If there are no faults, the next ADD need not check the tables.
+// Firewall changes nothing in the kernel.
 func (u Upkeep) Firewall(ctx context.Context) (generation uint32, lacking []string, _ error) {
 	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {
 		for _, rec := range records {
@@ -291,7 +293,7 @@ func (u Upkeep) Host(ctx context.Context) error {
 	return u.node.withSession(func(s *session) error { return s.setHost(ctx) })
 }
 
-// Links describes the links of the networks that have pods.
+// Links describes the links of the networks that have pods, or rules that no longer fit the host's own forwarding.
 type Links struct {
 	Bridges, Ports []int // indexes of the links that exist; Bridges includes the host's links in VLANs
 	// Uplinks maps the names of the networks' NICs to their indexes, or to 0 if a NIC does not exist. Pairs are the
@@ -304,8 +306,8 @@ type Links struct {
 }
 
 // Links compares the host's links, addresses and routes with the records. It does not look inside pods, and changes
-// nothing except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports, since their pods
-// are gone.
+// nothing in the kernel except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports,
+// since their pods are gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
 	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {

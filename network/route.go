@@ -72,20 +72,22 @@ func (p *podSite) lookAtWay(ctx context.Context, at *bridge.Link, own netip.Pref
 	return nil
 }
 
-// recordedRoutes returns the routes of a pod's interface that its record should contain. It leaves out a default route
-// from the LAN's router, since the pod learns that route by itself.
+// recordedRoutes returns the routes of a pod's interface that its record should contain. It leaves out an IPv6 default
+// route from the LAN's router, since the pod learns that route by itself.
 func recordedRoutes(rec *state.Attachment, routes []route.Route) []route.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r route.Route) bool {
 		return rec.SLAAC && rec.DefaultRoute != exitHost && r.Dst.Bits() <= 0 && r.Gateway.Is6()
 	})
 }
 
-// lastingRoutes returns the routes that an attachment keeps as long as it exists. They can be added in this order.
+// lastingRoutes returns the recorded routes of an attachment, after the routes to the subnets of lastingPrefixes. They
+// can be added in this order.
 func lastingRoutes(rec *state.Attachment) []route.Route {
 	return append(subnetRoutes(lastingPrefixes(rec)), rec.Routes...)
 }
 
-// subnetRoutes returns the routes to the subnets of a pod's addresses, one for each subnet.
+// subnetRoutes returns the routes to the subnets of a pod's addresses, one for each subnet. It skips addresses with the
+// prefix length /32 or /128.
 func subnetRoutes(addresses []netip.Prefix) []route.Route {
 	var list []route.Route
 	for _, a := range addresses {

@@ -308,8 +308,8 @@ type settings struct {
 	dial nl.Dialer // nil outside of tests
 }
 
-// Open checks cfg and returns a Node. It does not create the state directory; the first call that takes the directory's
-// lock does.
+// Open returns a Node. If cfg.StateDir is not a valid absolute path, the error matches ErrInvalid. Open does not create
+// the state directory; the first call that takes the directory's lock does.
 func Open(ctx context.Context, cfg *Config) (*Node, error) {
 	cfg = cmp.Or(cfg, &Config{})
 	dir, err := state.Open(cmp.Or(cfg.StateDir, DefaultStateDir))

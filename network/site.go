@@ -488,8 +488,8 @@ func restoreAlone(ctx context.Context, s *session, rec *state.Network, w *requir
 // settle completes the firewall's sets after a network was created or repaired (declareMended). If changed is true, an
 // object was missing that other networks share, and settle repairs the other networks with attachments too. If such a
 // repair fails, settle only warns. For example, a flush of our table deletes the rules of all networks, and a deleted
-// bridge loses the ports of all its networks. Then settle also deletes elements of pods that no longer exist, which a
-// program may have loaded from an older copy of the table.
+// bridge loses the ports of all its networks. If changed is true, settle also deletes elements of pods that no longer
+// exist, which a program may have loaded from an older copy of the table.
 func (n *site) settle(ctx context.Context, changed bool) error {
 	if !changed {
 		return declareMended(ctx, n.s, n)

@@ -124,7 +124,7 @@ func (n *site) followNIC(ctx context.Context, a *state.Attachment) error {
 }
 
 // disableIPv6Path returns the path of the parameter disable_ipv6 of the network's bridge. It returns "" if the bridge
-// is not ours, or if the kernel has no IPv6.
+// is not ours, or if the parameter does not exist.
 func (n *site) disableIPv6Path() string {
 	path := sysctl.Link("ipv6", n.rec.Bridge, "disable_ipv6")
 	if n.bridge.Alias != endpoint.BridgeAlias || !sysctl.Exists(path) {

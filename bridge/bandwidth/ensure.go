@@ -28,12 +28,12 @@ type Target struct {
 	// Port is the name of the host's end of the pod's veth pair. For Remove it may be "" if the port is gone or will
 	// be deleted anyway. Everything except the ifb disappears with the port.
 	Port string
-	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn sends a request
-	// to find both.
+	// PortIndex is the index of the port. MTU is the port's MTU in bytes. If one of them is 0, the Conn looks up the
+	// port by its name, and keeps an MTU that is not 0.
 	PortIndex int
 	MTU       int
 
-	// IFB is the name of the ifb link for egress: see IFBName.
+	// IFB is the name of the ifb link for egress: see IFBName. For Remove it may be "" if there is no ifb.
 	IFB string
 	// Alias is the alias of the ifb, of at most 255 bytes. It marks the owner.
 	Alias string
@@ -217,7 +217,7 @@ func (c *Conn) ensureIFB(ctx context.Context, t *Target, have *installation) (ch
 			return false, tc.Unsupported(err, "ifb")
 		}
 
-		// The ifb exists, but could not get its alias. Delete it, since no later call would recognize it as ours.
+		// The ifb exists, but could not get its alias. Delete it, since without the alias it does not show its owner.
 		b.Reset()
 		link.Request{Name: t.IFB}.Delete(&b, t.IFB)
 		return false, errors.Join(err, c.nl.Execute(&b))
@@ -307,7 +307,8 @@ func (c *Conn) Remove(ctx context.Context, t Target) error {
 	return errors.Join(append(errs, nl.PassAbsent(err))...)
 }
 
-// removeIFB deletes the ifb l, unless l is nil. It returns an error if the ifb belongs to another owner.
+// removeIFB deletes the ifb l, unless l is nil. If checkOwner returns an error, removeIFB keeps the link and returns
+// that error.
 func (c *Conn) removeIFB(ctx context.Context, t *Target, l *link.Info) error {
 	if l == nil {
 		return nil

@@ -23,7 +23,7 @@ type Limit struct {
 	// Rate is the rate in bits per second, including Ethernet headers. 0 means no limit. The kernel counts bytes, so
 	// the rate is rounded down to a multiple of 8.
 	Rate uint64 `json:"rate,omitempty"`
-	// Burst is the number of bits that may pass at once after a pause. If 0, Effective chooses it.
+	// Burst is the number of bits that may pass at once after a pause. If less than 8, Effective chooses it.
 	Burst uint64 `json:"burst,omitempty"`
 }
 
@@ -137,8 +137,8 @@ func (l Limit) validate() error {
 	return nil
 }
 
-// effective returns the limit that Ensure enforces. Its rate is in whole bytes, and its burst is neither too short for
-// the MTU in bytes nor too long for the rate.
+// effective returns the limit that Ensure enforces. Its rate is in whole bytes. Its burst has at least leastBurst
+// frames of the MTU in bytes, and is at most longestBurst, unless the frames need more.
 func (l Limit) effective(mtu int) Limit {
 	if l.Rate == 0 {
 		return Limit{}
@@ -171,8 +171,8 @@ func (l Limit) bucket(mtu int) tc.Bucket {
 }
 
 // Check compares the state of a target in the kernel with the limits s, and returns the differences. Ensure repairs
-// them, except in a link that is not our ifb. In a direction without a limit, a qdisc of another program is no
-// difference.
+// them, except a missing port and a link that is not our ifb. In a direction without a limit, a qdisc of another
+// program is no difference.
 func (c *Conn) Check(ctx context.Context, t Target, s Shape) ([]tombolo.Difference, error) {
 	want, err := c.prepare(&t, s)
 	var have *installation
@@ -243,7 +243,7 @@ func compareIFB(list *diff.List, object string, want Limit, t *Target, have *ins
 	}
 }
 
-// describeBucket returns the parameters of a tbf in the format of tc.
+// describeBucket returns the parameters of a tbf in a format similar to the output of tc.
 func describeBucket(w tc.Bucket) string {
 	return fmt.Sprintf("tbf rate %s burst %db limit %db", formatRate(w.Rate*8), w.Burst, w.Limit)
 }
@@ -264,7 +264,7 @@ func describe(q tc.Qdisc) string {
 
 // installation holds the state of a target in the kernel. Missing parts have zero values.
 type installation struct {
-	ifb    *link.Info // nil if no link has the name Target.IFB
+	ifb    *link.Info // nil if no link has the name Target.IFB, or if Ensure must not change this link
 	egress tc.Qdisc   // root qdisc of the ifb
 
 	ingress tc.Qdisc // root qdisc of the port
@@ -281,8 +281,8 @@ type installation struct {
 // port returns the port in the form that package tc needs.
 func (t *Target) port() tc.Device { return tc.Device{Name: t.Port, Index: t.PortIndex} }
 
-// findPort sets t.PortIndex and t.MTU if the caller left them zero. If the port does not exist, the error matches
-// fs.ErrNotExist.
+// findPort looks up the port by name if t.PortIndex or t.MTU is zero. It sets t.PortIndex, and t.MTU if that is zero.
+// If the port does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) findPort(t *Target) error {
 	if t.PortIndex != 0 && t.MTU != 0 {
 		return nil
@@ -296,8 +296,8 @@ func (c *Conn) findPort(t *Target) error {
 	return nil
 }
 
-// look reads the target's state. If the port has never had limits, this takes one round trip. If the port does not
-// exist, the error matches fs.ErrNotExist.
+// look reads the target's state. If the port has no clsact and the ifb does not exist, this takes one round trip. If
+// the port does not exist, the error matches fs.ErrNotExist.
 func (c *Conn) look(ctx context.Context, t *Target) (_ *installation, err error) {
 	var have installation
 	var ifb link.Info

@@ -104,7 +104,7 @@ func program(nic int, mac net.HardwareAddr) []instruction {
 	}
 }
 
-// loadRequest is the part of union bpf_attr that BPF_PROG_LOAD uses (include/uapi/linux/bpf.h).
+// loadRequest holds the first fields of union bpf_attr for BPF_PROG_LOAD (include/uapi/linux/bpf.h).
 type loadRequest struct {
 	kind, count         uint32
 	instructions        uint64

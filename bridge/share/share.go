@@ -45,8 +45,8 @@ type Share struct {
 	Promiscuous bool
 }
 
-// ErrUnfit is wrapped by errors about a NIC that cannot be shared. It is also wrapped if a link of another program
-// has the name of our veth pair.
+// ErrUnfit is wrapped by errors about a NIC that cannot be shared. It is also wrapped if Share.Bridge is not a bridge,
+// or if a link of another program has the name of our veth pair.
 var ErrUnfit = errors.New("the link cannot be shared")
 
 const (
@@ -67,7 +67,7 @@ func Pair(bridgeName string) (outer, port string) {
 // installation holds the kernel's state of a Share.
 type installation struct {
 	nic, bridge, outer, port *link.Info // outer and port are nil if they do not exist
-	program                  string     // the name of the program at the port
+	program                  string     // programName of the port's filter; empty if the filter does not exist
 }
 
 // Ensure creates the missing parts of a Share, corrects differences, and reports whether it changed anything. If the
@@ -359,8 +359,8 @@ func (s Share) checkOwner(outer *link.Info) error {
 		ErrUnfit, outer.Name, outer.Kind, outer.Alias)}
 }
 
-// programName returns the name of the BPF program in the kernel. It contains the NIC's index and MAC, which the
-// program depends on.
+// programName returns the name that the kernel stores with the port's filter (TCA_BPF_NAME). It contains the NIC's
+// index and MAC, which the BPF program depends on.
 func programName(index int, mac net.HardwareAddr) string {
 	return "share " + strconv.Itoa(index) + " " + mac.String()
 }

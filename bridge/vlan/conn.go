@@ -434,8 +434,8 @@ func (l Ranges) String() string { return printable.List(l, ",") }
 // MarshalText returns the same text as String.
 func (l Ranges) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText parses a text such as "2-4,100". For an empty text, and for numbers that are no VLAN IDs, the error
-// matches tombolo.ErrInvalid.
+// UnmarshalText parses a text such as "2-4,100". If the text has another form, is empty, or contains a number that is
+// no VLAN ID, the error matches tombolo.ErrInvalid.
 func (l *Ranges) UnmarshalText(text []byte) error {
 
 	var list Ranges

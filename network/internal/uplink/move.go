@@ -239,7 +239,7 @@ func isKernelsOwn(r *route.Route) bool {
 	return everywhere && r.Protocol == unix.RTPROT_KERNEL
 }
 
-// step is one step of a takeover, or of the way back: requests to the kernel, and then other work. Both may be nil.
+// step is one step of a takeover, or of the way back: requests to the kernel, and then other work. Either may be nil.
 type step struct {
 	name     string
 	words    []string // descriptions of the work

@@ -100,7 +100,8 @@ func (m *message) addOptions(b []byte) {
 	}
 }
 
-// fixedSize returns the size in bytes of an option's value, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
+// fixedSize returns the size in bytes of an option whose size is fixed by RFC 2132, 2563, 3011 or 8925. For any other
+// option it returns -1.
 func fixedSize(code uint8) int {
 	switch code {
 	case 19, 20, 23, 27, 29, 30, 31, 34, 36, 37, 39, 46, 52, 53, 116:

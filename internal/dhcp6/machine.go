@@ -390,7 +390,7 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
 }
 
-// State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
+// State is the state of a Session. The package comment has a diagram. Callers need to know only Informed.
 type State uint8
 
 // In each state except Informed the client waits: for an answer, for a time or, in checking, for the caller's Verdict.

@@ -57,10 +57,10 @@
 // counts. After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least
 // 10 s. A client whose lease expired requests its previous address in a DISCOVER.
 //
-// In RENEWING the first REQUEST goes to the server, and the others go to all. The first pause is 10 s. Pauses double,
-// up to half of the remaining time or to 60 s, whichever is longer. Every second REQUEST has the form for INIT-REBOOT,
-// with the broadcast flag. Such a REQUEST reaches a server behind a relay. Its broadcast answer is accepted from any
-// port and address.
+// In REBINDING, as in RENEWING, an ACK leads to BOUND. In RENEWING the first REQUEST goes to the server, and the others
+// go to all. The first pause is 10 s. Pauses double, up to half of the remaining time or to 60 s, whichever is longer.
+// Every second REQUEST has the form for INIT-REBOOT, with the broadcast flag. Such a REQUEST reaches a server behind a
+// relay. Its broadcast answer is accepted from any port and address.
 //
 // # Standards
 //

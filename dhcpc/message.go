@@ -172,11 +172,11 @@ func (m *Machine) whyDoubtful(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer was broadcast, or came from port 67 of the lease's server or of another address
-// in the lease's subnet. It returns true if the client has no lease, or the answer's destination is unknown. A
-// malicious client could cooperate with a machine outside the LAN. That machine learns the client's transaction
-// identifier, and can send from a DHCP server's port. But it cannot send from an address of the LAN, and it cannot
-// broadcast there.
+// isFromLAN reports whether an answer was broadcast, or came from port 67 of the lease's server or of an address in the
+// lease's subnet other than the leased one. It returns true if the client has no lease, or the answer's destination is
+// unknown. A malicious client could cooperate with a machine outside the LAN. That machine learns the client's
+// transaction identifier, and can send from a DHCP server's port. But it cannot send from an address of the LAN, and it
+// cannot broadcast there.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true

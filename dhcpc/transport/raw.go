@@ -316,8 +316,8 @@ type socket[P any] struct {
 	send func(p P) error
 }
 
-// frameMax is the size of the read buffer in bytes. It exceeds every DHCPv4 answer, since a client announces the
-// maximum size (option 57). It also exceeds usual DHCPv6 answers.
+// frameMax is the size of the read buffer in bytes. It exceeds the maximum size of an answer that a DHCPv4 client
+// announces (option 57), and usual DHCPv6 answers.
 const frameMax = 1 << 14
 
 func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error), send func(P) error) *socket[P] {

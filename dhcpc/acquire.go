@@ -254,8 +254,8 @@ func (t *step) refuse(l *Lease, why error) {
 	t.decline(l, fmt.Errorf("%w: %s, by %s: %w", ErrRefused, l.Address.Addr(), l.Server, why))
 }
 
-// decline sends a DECLINE for an address that a server granted. It then starts over, and no longer requests this
-// address.
+// decline sends a DECLINE for an address that a server granted, and starts over. The next DISCOVER does not request
+// this address.
 func (t *step) decline(l *Lease, why error) {
 	t.newXID()
 	t.send("DECLINE", declineOf(l, t.s.xid))
@@ -333,7 +333,7 @@ func (t *step) handleARP(a *ARP) {
 }
 
 const (
-	// answerWait is how long a socket stays open for the answer to a REQUEST that renews a lease.
+	// answerWait is the longest time that a socket stays open for the answer to a REQUEST that renews a lease.
 	answerWait = 15 * time.Second
 	// secondRenewal is the pause after the first REQUEST in RENEWING, and again in REBINDING. It doubles with each
 	// REQUEST, up to half of the time to T2 or to the end of the lease, or to minRenewWait if that is longer (RFC 2131,

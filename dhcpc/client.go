@@ -177,7 +177,7 @@ func (r *runner) countSleep(now time.Time) (err error) {
 	older := *r.session.Lease()
 	for _, t := range []*time.Time{&older.Obtained, &older.Renew, &older.Rebind, &older.Expire} {
 		if !t.IsZero() {
-			*t = now.Add(t.Sub(now) - by) // this moves the monotonic reading, and keeps the wall clock's
+			*t = now.Add(t.Sub(now) - by) // a time with a monotonic reading keeps its wall clock time
 		}
 	}
 

@@ -39,8 +39,8 @@ const (
 	defaultMessageSize = 1500 // longer messages would be fragmented on the way
 )
 
-// Config holds the client's identity and the parameters of its requests. MAC is required, and so is Dial for a
-// Client. The other fields have defaults. The JSON form contains everything that a server learns, except for the MAC.
+// Config holds the client's identity and the parameters of its requests. MAC is required, and so is Dial for a Client.
+// The other fields have defaults. The JSON form contains everything that a server learns, except for MAC and Last.
 type Config struct {
 	// MAC is the hardware address of the interface, six bytes (chaddr).
 	MAC net.HardwareAddr `json:"-"`
@@ -82,9 +82,9 @@ type Config struct {
 	LinkMTU int `json:"linkMTU,omitempty"`
 
 	// Refuse returns the reason to refuse a lease, or nil to accept it. A nil Refuse accepts all leases. held is the
-	// lease that the client already has, or nil. The client calls Refuse for each OFFER and each ACK, and before it
-	// uses Last without an answer. It requests the address of a refused OFFER only if no server offers a better one,
-	// and answers a refused ACK with a DECLINE.
+	// lease that the client already has, or nil. The client calls Refuse before it accepts an OFFER or an ACK, and
+	// before it uses Last without an answer. It requests the address of a refused OFFER only if no server offers a
+	// better one, and answers a refused ACK with a DECLINE.
 	Refuse func(l, held *Lease) error `json:"-"`
 
 	// Timeout limits Acquire, together with its context. 0 means DefaultTimeout.
@@ -93,8 +93,8 @@ type Config struct {
 	// 64 s, and varies at random by 1 s or a quarter, whichever is less. 0 means 4 s.
 	Retransmit time.Duration `json:"-"`
 
-	// Dial opens a transport. If local is not valid, the transport is for a client without an address, which
-	// broadcasts from 0.0.0.0. A valid local is the client's own address. A Client closes the transport as soon as it
+	// Dial opens a transport. If local is not valid, the client uses the transport to broadcast from 0.0.0.0, and to
+	// send ARP probes. Otherwise it sends from local, its own address. A Client closes the transport as soon as it
 	// expects no answer, so it has none open in the state BOUND.
 	Dial func(ctx context.Context, local netip.Addr) (Transport[*Packet], error) `json:"-"`
 
@@ -237,9 +237,9 @@ type Lease struct {
 	// Obtained is the time when the client sent its last REQUEST or DISCOVER before the ACK. Renew (T1), Rebind (T2)
 	// and Expire count from it, and are all zero if the lease never ends.
 	//
-	// Within a process the times have a reading of the monotonic clock, which the kernel also uses for lifetimes of
-	// addresses. That clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON
-	// have only a reading of the wall clock.
+	// Within a process the times have a reading of the monotonic clock. Like the kernel's lifetimes of addresses, that
+	// clock stops while the machine is suspended; Client.Run corrects the times. Times read from JSON have only a
+	// reading of the wall clock.
 	Obtained time.Time `json:"obtained"`
 	Renew    time.Time `json:"renew,omitzero"`
 	Rebind   time.Time `json:"rebind,omitzero"`

@@ -57,10 +57,10 @@
 // counts. After a NAK it waits 1 s, doubled with each further failure up to 30 min. After a conflict it waits at least
 // 10 s. A client whose lease expired requests its previous address in a DISCOVER.
 //
-// In RENEWING the first REQUEST goes to the server, and the others go to all. The first pause is 10 s. Pauses double,
-// up to half of the remaining time or to 60 s, whichever is longer. Every second REQUEST has the form for INIT-REBOOT,
-// with the broadcast flag. Such a REQUEST reaches a server behind a relay. Its broadcast answer is accepted from any
-// port and address.
+// In REBINDING, as in RENEWING, an ACK leads to BOUND. In RENEWING the first REQUEST goes to the server, and the others
+// go to all. The first pause is 10 s. Pauses double, up to half of the remaining time or to 60 s, whichever is longer.
+// Every second REQUEST has the form for INIT-REBOOT, with the broadcast flag. Such a REQUEST reaches a server behind a
+// relay. Its broadcast answer is accepted from any port and address.
 //
 // # Standards
 //
@@ -72,11 +72,12 @@
 // not authenticate one.
 //
 // A message counts if it is a reply with our transaction and hardware address, and names no other client identifier. If
-// Config.Servers is not empty, the message must come from one of them. An ACK counts from every such server, if its
-// address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one does not count.
-// In RENEWING, a NAK that names no server counts. If the client has a lease, and its transport reports the destinations
-// of packets, an answer must be broadcast, or come from port 67 and from the client's subnet or its server. A machine
-// outside the LAN can send any other answer. A server without an identifier is identified by its packets' source.
+// Config.Servers is not empty, the message must come from one of them. An ACK for a REQUEST counts from every such
+// server, if its address is the requested one. In REQUESTING and RENEWING, a NAK of another server than the asked one
+// does not count. In RENEWING, a NAK that names no server counts. If the client has a lease, and its transport reports
+// the destinations of packets, an answer must be broadcast, or come from port 67 and from the client's subnet or its
+// server. A machine outside the LAN can send any other answer. A server without an identifier is identified by its
+// packets' source.
 //
 // Wrong options of a server (truncated, of the wrong size, or out of range) are ignored one by one, and listed in
 // Lease.Ignored. If a server sends an option of fixed size twice, it is read once. The parts of any other option are

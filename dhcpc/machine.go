@@ -9,9 +9,9 @@ import (
 	"github.com/tombolo-cni/tombolo/internal/trace"
 )
 
-// Machine is the state machine of RFC 2131 for the identity of one client. It has no socket, no clock and no
-// goroutine, and keeps nothing between calls. The client's state is a Session, which Step takes and returns. So a
-// program with a thousand leases holds a thousand Sessions and one heap of their wake-up times.
+// Machine is the state machine of RFC 2131 for the identity of one client. It has no socket, no clock and no goroutine,
+// and keeps nothing between calls. The client's state is a Session, which Step takes and returns. So one goroutine can
+// serve a thousand clients, with a heap of their Sessions' wake-up times.
 type Machine struct {
 	cfg *Config
 }
@@ -42,9 +42,9 @@ type Session struct {
 
 	askBroadcast bool // servers are asked to broadcast their answers, see broadcastTry
 
-	offer *Lease       // the OFFER that is being requested or probed
+	offer *Lease       // the lease that is being requested or probed; in SELECTING kept for a late ACK
 	other *Lease       // an OFFER that is refused or from a server to avoid, used if no better one comes
-	avoid []netip.Addr // servers whose OFFER led to no lease
+	avoid []netip.Addr // servers that did not grant their OFFER, or granted a lease that Config.Refuse refused
 	hint  netip.Addr   // the address to request in a DISCOVER
 
 	last   *Lease    // Config.Last, until a server answers
@@ -271,8 +271,7 @@ func (t *step) forget() {
 	t.s.tries, t.s.offer, t.s.other = 0, nil, nil
 }
 
-// shun records that a server's OFFER did not lead to a lease, so that the client prefers other servers until the next
-// lease.
+// shun adds a server to the servers that the client avoids. Until the next lease, the client prefers other servers.
 func (t *step) shun(server netip.Addr) { t.s.avoid = trace.Shun(t.s.avoid, server) }
 
 // lose ends the present lease, if there is one, and reports it in Output.Lost.
@@ -311,11 +310,11 @@ func (t *step) renewAt(l *Lease) time.Time {
 type state uint8
 
 const (
-	initial    state = iota // about to send a DISCOVER: at the start, or after a back-off
+	initial    state = iota // about to send the first message: at the start, or after a back-off
 	rebooting               // sent a REQUEST for the address of Config.Last; waits for an ACK or a NAK
 	selecting               // sent a DISCOVER; waits for an OFFER, or for an ACK with rapid commit
 	requesting              // sent a REQUEST for an offered address; waits for the server's ACK or NAK
-	probing                 // received an ACK; asks by ARP whether a host has the address (RFC 5227)
+	probing                 // has an ACK or reuses Config.Last; asks by ARP whether a host has the address (RFC 5227)
 	bound                   // has a lease; waits for T1
 	renewing                // past T1: sent a REQUEST, the first one to the lease's server only
 	rebinding               // past T2: sent a REQUEST to all servers

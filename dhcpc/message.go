@@ -100,7 +100,8 @@ func (m *message) addOptions(b []byte) {
 	}
 }
 
-// fixedSize returns the size in bytes of an option's value, or -1 if the size varies (RFC 2132, 2563, 3011 and 8925).
+// fixedSize returns the size in bytes of an option whose size is fixed by RFC 2132, 2563, 3011 or 8925. For any other
+// option it returns -1.
 func fixedSize(code uint8) int {
 	switch code {
 	case 19, 20, 23, 27, 29, 30, 31, 34, 36, 37, 39, 46, 52, 53, 116:
@@ -171,11 +172,11 @@ func (m *Machine) whyDoubtful(s *Session, msg *message, p *Packet) string {
 	return ""
 }
 
-// isFromLAN reports whether an answer was broadcast, or came from port 67 of the lease's server or of another address
-// in the lease's subnet. It returns true if the client has no lease, or the answer's destination is unknown. A
-// malicious client could cooperate with a machine outside the LAN. That machine learns the client's transaction
-// identifier, and can send from a DHCP server's port. But it cannot send from an address of the LAN, and it cannot
-// broadcast there.
+// isFromLAN reports whether an answer was broadcast, or came from port 67 of the lease's server or of an address in the
+// lease's subnet other than the leased one. It returns true if the client has no lease, or the answer's destination is
+// unknown. A malicious client could cooperate with a machine outside the LAN. That machine learns the client's
+// transaction identifier, and can send from a DHCP server's port. But it cannot send from an address of the LAN, and it
+// cannot broadcast there.
 func isFromLAN(p *Packet, held *Lease) bool {
 	if held == nil || !p.Dst.IsValid() || p.Dst.Addr() == broadcastAddr() {
 		return true

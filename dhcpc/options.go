@@ -236,7 +236,7 @@ func (m *message) search() []string {
 
 // routes returns the routes of a lease as RFC 3442 demands. These are the classless routes or, without such routes, the
 // static routes and a default route by the first router. Some servers send classless routes as option 249 instead of
-// 121.
+// 121. routes also sets l.OwnRouter.
 func (m *message) routes(l *Lease) []Route {
 	var list []Route
 	for _, code := range []uint8{121, 249} {

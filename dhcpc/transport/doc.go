@@ -22,11 +22,13 @@
 // DialUDP6 and DialWitness6 are the counterparts for DHCPv6. All messages of DHCPv6 clients go to a multicast group,
 // from the link-local address that every interface has. So a UDP socket can send them.
 //
-// Dialer returns the Dial function for a dhcpc.Config. It serves any number of clients on one link.
+// Dialer returns the Dial function for a dhcpc.Config. Clients on one link, each with a Dialer for its own MAC, receive
+// only their own answers.
 //
 // # Needs
 //
 // Opening a socket in a namespace other than the thread's needs CAP_SYS_ADMIN. A packet socket needs CAP_NET_RAW there,
-// and DialUDP and DialUDP6 need CAP_NET_BIND_SERVICE for ports 68 and 546. The package needs Linux 5.0 or later. Errors
-// of the kernel are *tombolo.OpError, or contain a *net.OpError, and match their errno.
+// and DialUDP and DialUDP6 need CAP_NET_BIND_SERVICE for ports 68 and 546. The package needs Linux 5.1 or later
+// (SO_BINDTOIFINDEX). Before Linux 5.7, binding a UDP socket to the interface needs CAP_NET_RAW too. Errors of the
+// kernel are *tombolo.OpError, or contain a *net.OpError, and match their errno.
 package transport

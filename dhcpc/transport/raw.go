@@ -30,7 +30,7 @@ type Config struct {
 	// Link is the interface's index in the namespace. The interface must be up to send messages.
 	Link int
 	// MAC is the client's hardware address. The transport receives only answers to this address. nil means the
-	// interface's own address. DialWitness requires MAC.
+	// interface's own address. DialWitness and DialWitness6 require MAC.
 	MAC net.HardwareAddr
 	// VLAN is the ID, 1 to 4094, of the tag that DialRaw and Release add to their frames. It is for an interface that
 	// carries several VLANs, such as a trunk port of a bridge. With 0 the frames have no tag. VLAN does not concern
@@ -275,8 +275,8 @@ func releaseFrom(ctx context.Context, cfg *Config, p *dhcpc.Packet) error {
 	return errors.Join(raw.Send(ctx, p), raw.Close())
 }
 
-// releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether
-// the server's address is a local one. If not, it sends nothing.
+// releaseHere sends a RELEASE to a server in the same namespace, at an address of the interface. It reports whether the
+// server has such an address. If not, it sends nothing.
 func releaseHere(cfg *Config, p *dhcpc.Packet) (bool, error) {
 	fd, err := cfg.socket(unix.AF_INET)
 	if err != nil {
@@ -316,8 +316,8 @@ type socket[P any] struct {
 	send func(p P) error
 }
 
-// frameMax is the size of the read buffer in bytes. It exceeds every DHCPv4 answer, since a client announces the
-// maximum size (option 57). It also exceeds usual DHCPv6 answers.
+// frameMax is the size of the read buffer in bytes. It exceeds the maximum size of an answer that a DHCPv4 client
+// announces (option 57), and usual DHCPv6 answers.
 const frameMax = 1 << 14
 
 func newSocket[P any](conn net.PacketConn, read func([]byte, net.Addr) (P, error), send func(P) error) *socket[P] {
@@ -390,7 +390,7 @@ func witness[P any](c *Config, takes func(*Config) program, read func([]byte, ne
 // Send sends a message through the transport for sending.
 func (w *witnessed[P]) Send(ctx context.Context, p P) error { return w.send.Send(ctx, p) }
 
-// Close closes both transports at the same time, since the kernel takes 12 to 16 ms to close a packet socket.
+// Close closes both transports at the same time, since the kernel takes 10 to 20 ms to close a packet socket.
 func (w *witnessed[P]) Close() error {
 	closed := make(chan error, 1)
 	go func() { closed <- w.send.Close() }()

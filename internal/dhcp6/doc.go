@@ -5,9 +5,9 @@
 //	session, out := machine.Step(session, time.Now(), dhcp6.Event{}) // then send out.Send
 //
 // The package contains only the state machine, without sockets, clock and goroutines. Its caller sends the messages
-// that Step returns, and calls Step again at the time Session.Wake or when a message arrives. The package's Example
-// has such a loop. A dhcpc.Transport carries messages between the interface's link-local address and ff02::1:2. A
-// Lease6 holds everything needed to renew and release it, also in its JSON form and for another program.
+// that Step returns, and calls Step again at the time Session.Wake or when a message arrives. The package's Example has
+// such a loop. A dhcpc.Transport sends messages from the interface's link-local address to ff02::1:2, and receives the
+// answers. A Lease6 holds everything needed to renew and release it, also in its JSON form and for another program.
 //
 // # States
 //
@@ -40,11 +40,11 @@
 // # Conformance
 //
 // Retransmissions, their limits and their randomness follow RFC 8415, sections 7.6 and 15. There are four exceptions.
-// The client ignores SOL_MAX_RT and INF_MAX_RT of servers, sends a DECLINE only once, and does not delay the first
-// SOLICIT or INFORMATION-REQUEST. A doubled pause varies by up to a tenth, not a twentieth. All messages go to the
-// multicast group of all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a status
-// UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor prefix
-// delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.
+// The client ignores SOL_MAX_RT and INF_MAX_RT of servers, sends a DECLINE or a RELEASE only once, and does not delay
+// the first SOLICIT or INFORMATION-REQUEST. A doubled pause varies by up to a tenth, not a twentieth. All messages go
+// to the multicast group of all servers, as RFC 9915 requires: the client ignores the Server Unicast option and a
+// status UseMulticast. It ignores a RECONFIGURE, since it could not authenticate one. It supports neither IA_TA nor
+// prefix delegation. It never sends a CONFIRM: a client that was moved to another link notices it at its renewal.
 //
 // The client accepts a message if it has our transaction and client identifier and a server identifier. The answer
 // to an INFORMATION-REQUEST may lack the client identifier. In REQUESTING and RENEWING it accepts only messages from

@@ -296,8 +296,8 @@ func (t *step) send(m *dhcpv6.Message, irt, mrt time.Duration, end time.Time) {
 	t.s.listen = trace.Earliest(t.s.wake, t.now.Add(answerWait))
 }
 
-// answerWait is the longest time that a socket stays open for the answer to one message. Messages of a renewal are
-// minutes apart, so without this limit the socket would stay open throughout.
+// answerWait is the longest time that a socket stays open for the answer to one message. Messages of a renewal may be
+// ten minutes apart, so without this limit the socket would stay open throughout.
 const answerWait = 15 * time.Second
 
 // idle enters a state in which the client expects no message until the time wake. The zero time means never.
@@ -390,7 +390,7 @@ func (s *Session) Failure(op string, now time.Time, err error) error {
 		"does a DHCPv6 server serve this network, and do bridge and firewall let UDP ports 546 and 547 pass?")
 }
 
-// State is the state of a Session. The package comment has a diagram. Callers need to know only the exported states.
+// State is the state of a Session. The package comment has a diagram. Callers need to know only Informed.
 type State uint8
 
 // In each state except Informed the client waits: for an answer, for a time or, in checking, for the caller's Verdict.

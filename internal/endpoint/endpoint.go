@@ -196,8 +196,8 @@ func SlowPorts(bridge string, delay time.Duration) string {
 // AliasPrefix is the prefix of each alias that Tombolo sets.
 const AliasPrefix = "tombolo:1:"
 
-// BridgeAlias is the alias of a bridge that Tombolo created. Tombolo never deletes a bridge without this alias, nor
-// sets default parameters on one.
+// BridgeAlias is the alias of a bridge that Tombolo created, and of the host's links in the VLANs of a bridge. Tombolo
+// never deletes a bridge without this alias.
 const BridgeAlias = AliasPrefix + "bridge"
 
 // ShareAlias is the alias prefix of the veth pair that connects a bridge to a shared NIC (package share).

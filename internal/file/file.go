@@ -25,8 +25,9 @@ import (
 var ErrDamaged = errors.New("damaged")
 
 const (
-	// MaxRecord is the maximum size of a record's file, in bytes. An attachment's file may contain its record twice,
-	// and a record lists all host ports. Runtimes may publish whole ranges of ports.
+	// MaxRecord is the maximum size of a record's file, in bytes. Only the file of a NIC's takeover may be larger. An
+	// attachment's file may contain its record twice, and a record lists all host ports. Runtimes may publish whole
+	// ranges of ports.
 	MaxRecord = 1 << 20
 
 	// firstRead is the size of the first read in bytes, which suffices for most files.
@@ -34,8 +35,8 @@ const (
 )
 
 // Read returns the content of a small file. It follows no symbolic link and does not wait on a FIFO. The error matches
-// ErrDamaged if the file has more than limit bytes, if it is neither a regular file nor a directory, or if it belongs
-// to neither root nor the caller. For a directory, the error matches unix.EISDIR.
+// ErrDamaged if the file has more than limit bytes, if it is a FIFO or a device, or if it belongs to neither root nor
+// the caller. For a directory, the error matches unix.EISDIR, and for a symbolic link unix.ELOOP.
 func Read(path string, limit int) ([]byte, error) {
 	return read(path, limit, Open)
 }

@@ -12,8 +12,8 @@
 // after a boot. A new record is fsynced before it replaces the old one, and the directory is fsynced afterwards. Only
 // a record in the state Adding is not fsynced.
 //
-// A process that writes or removes a record holds its lock (Store.Lock). LockedRecord.Replace writes
-// only over the very record that was read, so a renewal never revives a lease that a DEL has removed. Reading needs no
-// lock. An ADD takes the lock before it writes the state Adding, and holds it until it has written Bound. So if the
-// state is Adding and the lock is free, the ADD has died.
+// A process that writes or removes a record holds its lock (Store.Lock). LockedRecord.Replace writes only over the very
+// record that was read, so a renewal never revives a lease that a DEL has removed. Reading needs no lock. An ADD takes
+// the lock before it writes the state Adding, and holds it until it has written Bound. So if the state is Adding and
+// the lock is free, the ADD has died.
 package lease

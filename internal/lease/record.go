@@ -224,7 +224,7 @@ func (r *Record) At() string {
 // Clock returns the kernel's boot id and the time since the boot. The time includes suspensions.
 type Clock func() (boot string, up time.Duration, _ error)
 
-// kernelClock returns a Clock that reads CLOCK_BOOTTIME.
+// kernelClock returns a Clock that reads the boot id once, and CLOCK_BOOTTIME in each call.
 func kernelClock() Clock {
 	id := sync.OnceValues(state.BootID)
 	return func() (string, time.Duration, error) {

@@ -255,8 +255,9 @@ func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check 
 	return nil, err
 }
 
-// RecordNames returns the sorted names of the records in a directory, without their suffix, and the names of all other
-// files. isName reports whether a name is valid for a record. A missing directory is no error.
+// RecordNames returns the names of the records in a directory, without their suffix, in the order of the file names.
+// others has the names of all other files. isName reports whether a name is valid for a record. A missing directory is
+// no error.
 func RecordNames(dir string, isName func(string) bool) (names, others []string, _ error) {
 	entries, err := file.ReadDir(dir)
 	for _, e := range entries {

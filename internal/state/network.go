@@ -280,9 +280,9 @@ func (f *UplinkFile) Save(record []byte) error {
 	return WithOperation(err, "save record of uplink %s", f.nic)
 }
 
-// Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier
-// epoch, the error matches ErrStale. If the record cannot be used, the error wraps a *RecordError. Package uplink
-// checks the contents.
+// Load reads the record. If there is none, the error matches os.ErrNotExist. If the record belongs to an earlier epoch,
+// Load returns it with an error that matches ErrStale. If the record cannot be used, the error wraps a *RecordError.
+// Package uplink checks the contents.
 func (f *UplinkFile) Load() (record []byte, err error) {
 	defer func() { err = WithOperation(err, "load record of uplink") }()
 	path, err := f.path()

@@ -91,7 +91,8 @@ func apply6(p pod, l *dhcp6.Lease6) error {
 }
 
 // yield6 checks whether the pod still has the address of its DHCPv6 lease. If not, the pod's owner removed it: yield6
-// records that, so that the pod does not get the address again. It does nothing if the lease ends soon.
+// records that, so that the pod does not get the address again. It does nothing if the lease ends soon, or if the owner
+// removed an IPv6 address before (see Wants6).
 func (v *visit) yield6(p pod) error {
 	l := v.r.Six.Lease
 	if endsSoon(l.Left(now())) || !v.r.Wants6() {

@@ -242,7 +242,7 @@ func (l *loop) finish(e *entry, o outcome) {
 // longestPause is the maximum time that the loop waits if no visit is due and nothing happens.
 const longestPause = time.Minute
 
-// pause returns the time until the loop can start the next visit, at most longestPause. A visit that has to wait for a
+// pause returns the time until the loop can start the next visit, at most longestPause. A visit that must wait for a
 // running one does not count, since the end of a visit wakes the loop. pause also stores the time of the next visit to
 // a lease, for the metrics.
 func (l *loop) pause() time.Duration {

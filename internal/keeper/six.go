@@ -266,8 +266,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// handleOutput handles the outputs of one step of the DHCPv6 session, except Check. It logs and records a failure or a
-// loss, and sends the message. It applies a lease, or records DNS settings.
+// handleOutput handles the outputs of one step of the DHCPv6 session, except Check. It logs and records an error,
+// records the loss of a lease, and sends the message. It applies a lease, or records DNS settings.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)

@@ -217,8 +217,8 @@ func (p *program) keep(ctx context.Context, o *options, log *slog.Logger) error 
 		Node:   node,
 		Bus:    bus,
 		Log:    log,
-		// The keeper calls Ready when no other keeper runs. So no other process uses the sockets for metrics and for
-		// Docker.
+		// The keeper calls Ready once it is the only keeper of the lease directory. So no other tombolod of this
+		// directory uses the sockets for metrics and for Docker.
 		Ready: func() {
 			if endMetrics, err = serve(o.metrics, k.Handler()); err != nil {
 				// Continue without metrics, since leases matter more.

@@ -77,7 +77,7 @@ func listen(network, address string) (net.Listener, error) {
 	return cfg.Listen(context.Background(), network, address)
 }
 
-// makeRoom creates a socket's directory, and removes the socket that a killed tombolod left. A file that is no socket
+// makeRoom creates a socket's directory, and removes the socket that an earlier tombolod left. A file that is no socket
 // is an error. No other tombolod with this lease directory is using the socket, since only one runs at a time.
 func makeRoom(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {

@@ -45,7 +45,7 @@ type ipamSection struct {
 	reported   []ipam.Address // only their families count: see ordered
 	gateways   bool           // see ipamRequest.Gateways
 	confErr    error          // an error in the section; only Del and Collect work in spite of it
-	noRanges   error          // the error of Add if neither the section nor the runtime names ranges or addresses
+	noRanges   error          // the error of Add and Check without ranges (host-local) or addresses (static)
 }
 
 // Bind returns a copy of a whose wrapped allocator has the facts about node. The copy and a share the ipamSection,
@@ -54,8 +54,8 @@ func (a *allocator) Bind(node ipam.Node) ipam.Allocator {
 	return &allocator{a.ipamSection, a.Allocator.Bind(node)}
 }
 
-// Resolvers returns the name servers for the result of ADD. The list is complete after Add. Resolvers skips texts that
-// are not addresses.
+// Resolvers returns the configured name servers or, if none are configured, those of the IPAM, which are complete after
+// Add. It skips texts that are not addresses.
 func (a *allocator) Resolvers() (list []netip.Addr) {
 	servers := a.resolvers
 	if servers == nil {
@@ -115,7 +115,7 @@ func (a *allocator) Add(ctx context.Context, owner ipam.Owner) (*ipam.Allocation
 	return allocation, nil
 }
 
-// addGateways sets each missing gateway to the first address of the subnet, if s.gateways is set.
+// addGateways sets each missing gateway to the first host address of the subnet, if s.gateways is set.
 func (s *ipamSection) addGateways(addresses []ipam.Address) {
 	for i := range addresses {
 		if one := &addresses[i]; s.gateways && !one.Gateway.IsValid() {
@@ -131,8 +131,9 @@ func (a *allocator) Check(ctx context.Context, owner ipam.Owner, held []ipam.Add
 	return a.Allocator.Check(ctx, owner, held)
 }
 
-// Status returns an error if Add cannot succeed. An error without a code gets the code 50, the specification's code for
-// "not available". If only ranges are missing, and the runtime may pass them with each pod, Status returns nil.
+// Status returns an error if Add cannot succeed. An error that contains no *types.Error gets the code 50, the
+// specification's code for "not available". If only ranges are missing, and the runtime may pass them with each pod,
+// Status returns nil.
 func (a *allocator) Status(ctx context.Context) error {
 	if a.confErr != nil || a.noRanges != nil {
 		return a.confErr
@@ -146,13 +147,12 @@ func (a *allocator) Status(ctx context.Context) error {
 
 // An ipamRequest holds the parameters of newAllocator: the ipam section, and facts about the call.
 type ipamRequest struct {
-	// Plugin holds the parameters for running a delegated IPAM plugin. Name is the IPAM type, from the section or from
-	// the attachment's record.
+	// Plugin holds the parameters for running a delegated IPAM plugin. Its field Name is the IPAM type.
 	delegate.Plugin
 	Network string // the network's name, and the name of its directory of reservations
 	Section Section
 	RequestedAddresses
-	DefaultDataDir string // the directory of reservations for networks without ipam.dataDir
+	DefaultDataDir string // replaces a missing ipam.dataDir
 
 	// If Strict is set, every fault of the section is an error, including unknown fields unless ByName is set. For the
 	// DEL and GC of a network it is not set, so that they do as much as possible in spite of faults.
@@ -160,7 +160,7 @@ type ipamRequest struct {
 	// RangesLater is set if the runtime passes the ranges of host-local with each pod's verbs. A section without ranges
 	// is then valid, since STATUS does not get them.
 	RangesLater bool
-	// Gateways is set if an address without a gateway gets the first address of its subnet as gateway, as in the
+	// Gateways is set if an address without a gateway gets the first host address of its subnet as gateway, as in the
 	// reference plugin bridge.
 	Gateways bool
 	// ByName is set if the program was called by a reference plugin's name. The allocator then ignores unknown fields,

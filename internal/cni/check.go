@@ -102,7 +102,8 @@ func (c *call) reported(prev *current.Result) (*network.Reported, []string, erro
 	return r, wrong, err
 }
 
-// status runs the verb STATUS. It returns an error if no ADD can succeed now. It changes nothing.
+// status runs the verb STATUS. It returns an error if no ADD can succeed now. It changes nothing, with the exception
+// that network.Node.Ready describes.
 func (c *call) status(ctx context.Context, node *network.Node, conf *NetConf) error {
 	s := conf.settings()
 	leases, err := c.allocator(conf, &s)

@@ -254,7 +254,7 @@ func (c *call) parse(data []byte) error {
 	c.note(found)
 	c.complete(c)
 
-	// Up to version 0.2.0 of the specification, a missing version means 0.1.0.
+	// A missing version means 0.1.0, as in the CNI library.
 	c.conf.CNIVersion = cmp.Or(c.conf.CNIVersion, "0.1.0")
 	return nil
 }
@@ -306,9 +306,9 @@ func (c *Common) acceptName() error {
 }
 
 // Examine decodes and checks a configuration for the plugin called name. It returns the network that the configuration
-// describes, and the errors that ADD would find without access to the kernel or the disk, each as one element. Of an
-// ipam section of type dhcp, it returns only the first error. For a plugin that makes no network, such as portmap, the
-// network is nil.
+// describes, and errors that ADD would find without access to the kernel or the disk, each as one element. If the ipam
+// section cannot be decoded, it returns all errors of decoding, but only the first one for type dhcp. Otherwise it
+// returns the section's first error. For a plugin that makes no network, such as portmap, the network is nil.
 func Examine(name string, data []byte) (n *network.Network, found []string) {
 	c := (&Plugin{Name: name}).newCall()
 	errs := slices.Concat([]error{c.parse(data)}, c.configErrors(), []error{c.accept(), c.conf.acceptName()})

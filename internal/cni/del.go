@@ -70,8 +70,8 @@ func recordedConfig(cniVersion, name string, origin *network.Origin) (Section, [
 }
 
 // gc runs the verb GC. It removes the network's attachments that are missing from the runtime's list,
-// cni.dev/valid-attachments. Without a list it does nothing, since the runtime may have lost the list. With an empty
-// list it removes every attachment.
+// cni.dev/valid-attachments. It skips attachments that another call works on. Without a list it does nothing, since the
+// runtime may have lost the list. An empty list means that no attachment is valid.
 func (c *call) gc(ctx context.Context, node *network.Node, conf *NetConf) error {
 	list, err := conf.validAttachments()
 	if err != nil || list == nil {

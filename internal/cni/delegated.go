@@ -34,7 +34,7 @@ func (d *delegatedIPAM) runVerb(ctx context.Context, plugin *delegate.Plugin, ve
 }
 
 // Add runs the plugin with ADD, and stores the routes and DNS settings of its result in the ipamSection. After an error
-// it calls undo, as section 4 of the CNI specification 1.1.0 requires. It ignores parts of the result that an IPAM
+// it calls undo, as section 4 of the CNI specification 1.1.0 recommends. It ignores parts of the result that an IPAM
 // plugin must not set.
 func (d *delegatedIPAM) Add(ctx context.Context, _ ipam.Owner) (*ipam.Allocation, error) {
 	lockorder.Slow("a plugin")

@@ -36,8 +36,8 @@ const (
 	codeAddressTaken  = uint(101) // a requested address belongs to another attachment
 	codeDuplicate     = uint(102) // the attachment already has an address in the range set
 	codeCheckFailed   = uint(103) // CHECK: an address is not reserved for the attachment
-	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH
-	codePluginFailed  = uint(105) // a delegated plugin ended without an error object
+	codePluginMissing = uint(104) // a delegated plugin is not in CNI_PATH, or there is no kept program
+	codePluginFailed  = uint(105) // a delegated plugin or the kept program ended without an error object
 
 	codeKernel        = uint(110) // the kernel refused a request, or no other code fits
 	codeExists        = uint(111) // the interface or the attachment exists already

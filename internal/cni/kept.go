@@ -17,8 +17,8 @@ import (
 )
 
 // Tombolo can be installed under the name of a reference plugin. `tombolo install` then stores the program that had the
-// name in another file: it becomes the kept program. If Tombolo has no record of an attachment, the kept program
-// handles the call. It also takes part in a DEL if it may have made a part of the pod.
+// name in another file. This kept program handles calls for attachments that Tombolo did not make: see findHandlers. It
+// also takes part in a DEL if it may have made a part of the pod.
 
 // handlers selects the programs that handle a call: this program, the kept program (see Kept), or both for a DEL.
 type handlers struct{ ours, kept bool }
@@ -98,11 +98,11 @@ func (c *call) isKept() bool {
 }
 
 // forward runs the kept program (see Kept) with the call's stdin, and returns its output. If there is no kept program,
-// it returns the result of errNoneKept. For STATUS it runs nothing if the plugin bridge is Tombolo too, since pods
-// then need no other program.
+// or for DEL if it is Tombolo itself, forward returns the result of errNoneKept. For STATUS it runs nothing if the
+// plugin bridge is Tombolo too, since pods then need no other program.
 func (c *call) forward(ctx context.Context) ([]byte, error) {
 	if c.verb == "STATUS" && delegate.IsOurs(filepath.Join(filepath.Dir(c.Kept), nameBridge)) {
-		return nil, nil // Tombolo makes the pods' interfaces, so it needs no other program
+		return nil, nil
 	}
 
 	lockorder.Slow("a plugin")

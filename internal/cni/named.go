@@ -163,9 +163,9 @@ func (c *call) passThrough() (*current.Result, error) {
 	return c.conf.prevResult()
 }
 
-// undoChange calls do to undo a chained plugin's changes to an attachment, for DEL. It logs errors and returns none.
-// After an error the runtime would not call the DEL of the plugin bridge, which comes later and removes everything of
-// the pod.
+// undoChange calls do to undo a chained plugin's changes to an attachment, for DEL. It logs errors, except
+// network.ErrNotAttached, and returns none. After an error the runtime would not call the DEL of the plugin bridge,
+// which comes later and removes everything of the pod.
 func (c *call) undoChange(do func(network.Change) error) {
 	change, err := c.change()
 	if err == nil {

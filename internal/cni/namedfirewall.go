@@ -13,7 +13,7 @@ import (
 )
 
 // firewallConf is the configuration of the reference plugin firewall, which makes the host's firewalls accept a pod's
-// packets, and can block traffic between bridges. For firewalld, the reference plugin puts each pod's address into a
+// packets, and can block packets between pods. For firewalld, the reference plugin puts each pod's address into a
 // zone. Here tombolod puts the bridge into a zone.
 type firewallConf struct {
 	Common

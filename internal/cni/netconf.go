@@ -181,8 +181,8 @@ func (c *NetConf) settings() network.Network {
 		s.NonMasquerade = append(s.NonMasquerade, p.Masked())
 	}
 
-	// For the policy isolated, the reference plugin makes bridged packets traverse the host's firewall. Isolated bridge
-	// ports make that unnecessary.
+	// The reference plugin enforces the policy isolated by iptables, so bridged packets must traverse the host's
+	// firewall. Isolated bridge ports make that unnecessary.
 	s.Isolated = s.Isolated || s.Policy == nft.Isolated
 	if c.PromiscMode {
 		s.Promiscuous = &c.PromiscMode

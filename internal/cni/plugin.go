@@ -71,7 +71,7 @@ type call struct {
 	path        string
 	stdin       []byte
 	conf        *Common // the fields of the decoded configuration that all plugins have
-	undecoded   []error // errors in stdin that the method refuse returns
+	undecoded   []error // errors in stdin, or in CNI_ARGS for the plugin tuning: see the method refuse
 	log         *stepLog
 	watchdog    *watchdog
 }
@@ -184,9 +184,9 @@ func needs() map[string][]string {
 	}
 }
 
-// readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, if a
-// required variable is missing or invalid. It also returns an error if more than maxDepth delegated plugins led to this
-// call, unless the verb is VERSION.
+// readEnvironment stores the parameters from the environment in c. It returns an error if the verb is unknown, or if a
+// required variable is missing. A required CNI_CONTAINERID or CNI_IFNAME must also be valid. If more than maxDepth
+// plugins that Tombolo started led to this call, that is an error for all verbs except VERSION.
 func (c *call) readEnvironment() error {
 	c.verb = c.Getenv("CNI_COMMAND")
 	required, known := needs()[c.verb]
@@ -232,9 +232,9 @@ func (c *call) readEnvironment() error {
 	return nil
 }
 
-// maxDepth is the maximum number of delegated plugins, each started by the one before, that may have led to this call.
-// It stops endless recursion: a delegated plugin, such as an IPAM plugin, may be a script around Tombolo, which would
-// start Tombolo again and again. It is 1, so that an IPAM plugin may call Tombolo for another network.
+// maxDepth is the maximum number of plugins, each started by Tombolo, that may have led to this call. It stops endless
+// recursion: such a plugin, for example an IPAM plugin, may be a script around Tombolo, which would start the script
+// again and again. It is 1, so that an IPAM plugin may call Tombolo for another network.
 const maxDepth = 1
 
 // readStdin reads and decodes the configuration, and returns an error if the verb cannot use it. It leaves the check of

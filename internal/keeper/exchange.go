@@ -55,7 +55,7 @@ func (v *visit) timeLimit(hasLease bool) time.Time {
 	return now().Add(max(cmp.Or(v.r.Client.Timeout, dhcpc.DefaultTimeout), renewWait))
 }
 
-// countLoss counts the error of a session if the error ends a lease.
+// countLoss counts the error of a session if a server refused an address (NAK), or if a lease expired.
 func (v *visit) countLoss(err error) {
 	switch {
 	case errors.Is(err, dhcpc.ErrNAK):

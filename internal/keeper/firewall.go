@@ -181,8 +181,8 @@ func (f *firewall) mend(ctx context.Context, what string) {
 	}
 }
 
-// obstacles finds obstacles: firewall rules of other programs that certainly stop packets of pods. It logs them if they
-// have changed since the last call, and sets their metric.
+// obstacles finds obstacles: rules and policies of other programs' firewalls that certainly stop packets of pods. It
+// logs them if they have changed since the last call, and sets their metric.
 func (f *firewall) obstacles(ctx context.Context) {
 	obstacles, err := f.Node.Upkeep().Obstacles(ctx)
 	if err != nil {

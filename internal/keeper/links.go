@@ -70,8 +70,8 @@ func fact[T any](p *T) string {
 }
 
 // linkKinds returns the types of announcements that the keeper subscribes to. The only routes among them are new
-// default routes, and deleted routes that the kernel had added with addresses. A routing daemon may change tens of
-// thousands of other routes, and the keeper does not need these announcements.
+// default routes, and deleted routes that the kernel itself had added. A routing daemon may change tens of thousands of
+// other routes, and the keeper does not need these announcements.
 func linkKinds() []nl.Kind {
 	const (
 		lengthAt, protocolAt = 1, 5 // in struct rtmsg

@@ -204,7 +204,7 @@ func (p *podInterface) formedAddresses() ([]netip.Prefix, error) {
 }
 
 // apply adds addresses and routes to the pod, with the given lifetimes of the addresses. It skips addresses that
-// already have the right lifetime, and leaves the MTU as it is.
+// already have about the right valid lifetime (see hasLifetime), and leaves the MTU as it is.
 func (p *podInterface) apply(a lease.Applied, valid, preferred time.Duration) error {
 	a.MTU = 0
 	a.Addresses = slices.DeleteFunc(slices.Clone(a.Addresses),

@@ -91,7 +91,8 @@ func apply6(p pod, l *dhcp6.Lease6) error {
 }
 
 // yield6 checks whether the pod still has the address of its DHCPv6 lease. If not, the pod's owner removed it: yield6
-// records that, so that the pod does not get the address again. It does nothing if the lease ends soon.
+// records that, so that the pod does not get the address again. It does nothing if the lease ends soon, or if the owner
+// removed an IPv6 address before (see Wants6).
 func (v *visit) yield6(p pod) error {
 	l := v.r.Six.Lease
 	if endsSoon(l.Left(now())) || !v.r.Wants6() {
@@ -265,8 +266,8 @@ func (x *exchange6) run() error {
 	}
 }
 
-// handleOutput handles the outputs of one step of the DHCPv6 session, except Check. It logs and records a failure or a
-// loss, and sends the message. It applies a lease, or records DNS settings.
+// handleOutput handles the outputs of one step of the DHCPv6 session, except Check. It logs and records an error,
+// records the loss of a lease, and sends the message. It applies a lease, or records DNS settings.
 func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	if out.Err != nil {
 		x.Log.Warn("no address by DHCPv6", append(x.logAttrs(), "err", out.Err)...)

@@ -48,7 +48,7 @@ type memory struct {
 	machine      *dhcpc.Machine
 	session      *dhcpc.Session // nil if the next visit must restore it from the record
 	isConfigured bool           // the pod had the lease's address and routes at the last check
-	confirm      bool           // a renewal set the address, and no check has found it since
+	confirm      bool           // a new or renewed lease set the address, and no check has found the address since
 	nextCheck    time.Time      // the time of the next check of the pod
 	formed       int            // number of checks of the autoconfigured addresses since they last changed, at most 9
 	failures     int            // consecutive failed visits
@@ -307,8 +307,8 @@ func (v *visit) restore() error {
 }
 
 // configurePod adds the address and routes of the record's lease to the pod, except those that the pod's owner removed
-// (see yield). If the lease has ended, it does nothing. The first visit to a lease calls it. So do a visit after a
-// failure, and a visit that finds an address or a route missing in the pod.
+// (see yield). If the lease has ended, it does nothing. The first visit to a lease calls it. So do a visit after the
+// method apply failed, and a visit that finds an address or a route missing in the pod.
 func (v *visit) configurePod(p pod) error {
 	if v.r.State != lease.Bound || v.r.Lease.Left(now()) == 0 {
 		return nil
@@ -319,7 +319,7 @@ func (v *visit) configurePod(p pod) error {
 // yield removes from v.r.Applied the addresses and routes that the pod no longer has. v.r.Applied lists those that
 // Tombolo added. The pod's owner removed them, so yield adds them to v.r.Removed and returns true: the pod does not get
 // them again. Soon after a renewal, the kernel may have removed the address instead (see confirmAfter). Then yield
-// returns false. It does nothing if the lease ends soon.
+// returns false. It does nothing if the lease is not bound or ends soon.
 func (v *visit) yield(p pod) (yielded bool, _ error) {
 	if v.r.State != lease.Bound || endsSoon(v.r.Lease.Left(now())) {
 		return false, nil

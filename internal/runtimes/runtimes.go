@@ -58,9 +58,9 @@ type Container struct {
 }
 
 // Call runs a CNI verb of the plugin in this process, for the container c. c is nil for a verb that concerns no
-// container. GC removes all attachments of the network. Only ADD returns a result; for other verbs the result is nil.
-// Invalid options are an error, except for DEL and GC. An error that the plugin prints is a *types.Error, also if the
-// call exceeds its deadline.
+// container. GC removes the attachments of the network, except those that another call works on. Only ADD returns a
+// result; for other verbs the result is nil. Invalid options are an error, except for DEL and GC. An error that the
+// plugin prints is a *types.Error, also if the call exceeds its deadline.
 func (n *Network) Call(verb string, c *Container) (*current.Result, error) {
 	c = cmp.Or(c, &Container{})
 	conf, err := n.configuration(c)

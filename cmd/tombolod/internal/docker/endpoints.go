@@ -277,7 +277,7 @@ func (d *Driver) takeDown(k key) error {
 }
 
 // joinsWithin is the time that Docker has to move a new endpoint's interface into a container. It is also the interval
-// between calls of sweep.
+// between the regular calls of sweep.
 const joinsWithin = 5 * time.Minute
 
 // sweep takes down the endpoints that dockerd abandoned: their interface is in the host's namespace, and Docker is not
@@ -285,7 +285,8 @@ const joinsWithin = 5 * time.Minute
 //
 // A killed dockerd does not delete its endpoints. The next dockerd does not know them, or deletes its own records of
 // them without calling this driver. It moves their interfaces back to the host's namespace, before its first request
-// or later. If a container's namespace disappears, so do its endpoints. The keeper then takes them down as dead pods.
+// or later. If a container's namespace disappears, so do the interfaces in it. The keeper then takes their endpoints
+// down as dead pods.
 func (d *Driver) sweep() {
 	conn, err := nl.Dial(unix.NETLINK_ROUTE, nil)
 	if err != nil {

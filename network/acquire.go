@@ -99,8 +99,8 @@ func (n *Node) openLeases(request *Lease) (*lease.Store, error) {
 }
 
 // obtain gets the addresses that a pod receives through its link, which is already up: a lease, and addresses from
-// router advertisements. Then it updates the record, the port and the pod for these addresses. A server may be slow, so
-// obtain releases the state directory's lock while it waits for a lease.
+// router advertisements. Then it updates the record, the port and the pod for these addresses. Servers and routers may
+// be slow, so obtain releases the state directory's lock while it waits for them.
 func (a *addCall) obtain(ctx context.Context) error {
 	solicitation, err := a.solicit(ctx)
 	if err != nil || solicitation == nil && a.leasing == nil {
@@ -111,15 +111,17 @@ func (a *addCall) obtain(ctx context.Context) error {
 		defer solicitation.Close()
 	}
 
-	if a.leasing != nil {
-		a.s.leave()
-		if err := runWhileRecorded(ctx, a.pending, a.acquire); err != nil {
-			return err
+	a.s.leave()
+	err = runWhileRecorded(ctx, a.pending, func(ctx context.Context) error {
+		if a.leasing != nil {
+			if err := a.acquire(ctx); err != nil {
+				return err
+			}
+			a.assigned = newLeaseAssignment(a.leasing.rec, a.pod.Routes)
 		}
-		a.assigned = newLeaseAssignment(a.leasing.rec, a.pod.Routes)
-	}
-
-	if err := a.awaitAdvertised(ctx, solicitation); err != nil {
+		return a.awaitAdvertised(ctx, solicitation)
+	})
+	if err != nil {
 		return err
 	}
 

@@ -67,6 +67,24 @@ func staticAddresses(dir string) object {
 		object{"subnet": subnet4, "rangeStart": "192.168.50.150", "rangeEnd": "192.168.50.160"}}}}
 }
 
+// An ADD that waits for a router has no lock that others need, and ends with a DEL.
+func TestAnADDThatWaitsForARouterIsInNobodysWay(t *testing.T) {
+	t.Parallel()
+	l := newLAN(t)
+	n := l.network(object{"ipv6": "slaac", "deadline": "1h", "ipam": staticAddresses(filepath.Join(t.TempDir(), "ipam"))})
+	l.plug(l.host.ns)
+	l.static(l.host)
+	p := l.newPod("waits")
+	ended := make(chan error, 1)
+	go func() { ended <- expect.Err(n.verb("ADD", p)) }()
+	must.Until(l, "the pod asks for a router", func() bool {
+		return strings.Contains(nstest.Run(t, p.ns, "ip", "-6", "address"), "fe80::")
+	})
+	expect.Success(t, expect.Err(nstest.Try(l.host.ns, "timeout", "20", program(t, "tombolo"), "repair", "--state", n.state)), "repair, which waits for all locks")
+	n.del(p)
+	expect.Says(t, <-ended, "deleted", "the ADD")
+}
+
 // While an ADD waits for its server, somebody flushes the firewall or deletes the bridge,
 // and the repair puts the guard back of the pod that waits.
 func TestGuardOfAPodThatWaitsForItsLeaseIsPutBack(t *testing.T) {

@@ -123,8 +123,8 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings is the settings text in the comments of chains that all networks share and whose rules depend on no
-// setting.
+// sharedSettings is the settings text in the comments of chains whose rules depend on no setting. All networks, or all
+// networks on a bridge, share such a chain.
 const sharedSettings = "shared"
 
 // addPublish appends the rules that redirect callers of published ports to pods, for packets that the host receives.

@@ -101,8 +101,8 @@ func (rs *Ruleset) addPorts(mark uint32) {
 
 // addLoopback appends the rules that protect the host's services at 127.0.0.0/8. A port published on 127.0.0.1 needs
 // route_localnet on the bridge. With route_localnet the kernel treats 127.0.0.0/8 like other addresses. Pods could
-// then reach programs that listen there, or programs that trust callers from there. So this chain runs first and
-// always exists.
+// then reach programs that listen there, or programs that trust callers from there. So this chain always exists. It
+// runs before NAT, which restores 127.0.0.1 as the destination of pods' answers.
 func (list *rules) addLoopback() {
 	const in = expr.MetaKeyIIFNAME
 	ip, local := Families()[0], loopbackPrefix()

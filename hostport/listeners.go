@@ -33,7 +33,7 @@ type Listener struct {
 
 // Listeners returns the sockets of the host that would lose packets to a pod if the ports were published. The result
 // is sorted by protocol, address and port. A port without a HostAddr counts as published on all addresses of the host.
-// For an invalid port, the error matches tombolo.ErrInvalid.
+// If a port has HostPort 0, or another protocol than TCP, UDP and SCTP, the error matches tombolo.ErrInvalid.
 //
 //   - Listeners finds TCP and SCTP sockets that listen, and UDP sockets that are bound and not connected. It also
 //     finds UDP clients that do not connect their socket, since the kernel does not distinguish them from servers.

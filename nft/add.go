@@ -159,8 +159,8 @@ func (c *Conn) replace(ctx context.Context, group, gone []ruleset.Element,
 			}
 		}
 
-		// An excluding element may be in gone too, so delete each element only once. If the group has two elements
-		// with the same key and different data, the kernel refuses the transaction.
+		// An excluding element may be in gone too, so delete each element only once. The kernel refuses the
+		// transaction if a new element has the same key as another element of the group.
 		settled := map[string]bool{}
 		remove := func(el ruleset.Element) {
 			if id := el.ID(); !settled[id] {

@@ -289,7 +289,7 @@ func (c *Conn) removeElements(ctx context.Context, elements []ruleset.Element,
 
 // RemoveNetwork deletes the chains and sets of a network, and all elements of its endpoints, even if the endpoints
 // have not been removed. It is no error if the network does not exist. With the last network, RemoveNetwork deletes
-// the tables.
+// the tables. Otherwise it leaves the chains and sets of the network's Share: see RemoveShare.
 //
 // A network without Masquerade, Bridge, Dedup, DropReports and endpoints leaves no trace in the tables. So removing
 // another network may delete the tables while such a network still needs them. If networks share a bridge, removing one

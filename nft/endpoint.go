@@ -76,8 +76,9 @@ type Endpoint struct {
 	// network must have Network.PodEgress set.
 	Egress Egress
 	// Callers are the pod's addresses on other bridges, without duplicates. If the pod calls its own Ports from one of
-	// them, the call is masqueraded, like a call from the address that the port leads to. Without masquerading, the pod
-	// would drop the packets, because their source is its own address.
+	// them, the firewall masquerades the call, like a call from the address that the port leads to. Without
+	// masquerading, the pod would drop the packets, because their source is its own address. If PortSNAT is SNATNone,
+	// Callers has no effect.
 	Callers []netip.Addr
 }
 

@@ -1,16 +1,16 @@
 // Package firewalld puts links into the zone "trusted" of firewalld, so that firewalld lets pods' packets pass.
-// These are the links over which the host forwards packets of pods. A link stays in the zone as long as the state
-// directory has a record of its network. The zone is necessary because an accept in our own nf_tables tables does
-// not override firewalld's rejects.
+// These are the links over which the host forwards packets of pods, except bridges with an uplink. A link stays in the
+// zone as long as the state directory has a record of its network. The zone is necessary because an accept in our own
+// nf_tables tables does not override firewalld's rejects.
 //
-//	z := firewalld.New(ctx, &firewalld.Config{State: dir, Tell: tell})
+//	z := firewalld.New(ctx, &firewalld.Config{State: dir, Address: firewalld.SystemBus, Tell: tell, Log: logger})
 //	defer z.Close()
 //	for err := error(nil); err == nil; _, err = z.Next() {
 //		log.Print(z.Look(ctx))
 //	}
 //
 // It talks to firewalld over D-Bus. It changes only firewalld's running configuration, never the permanent one. So it
-// repeats the change whenever firewalld starts or reloads. It respects an operator's choice. It leaves a link alone
+// checks the links again whenever firewalld starts or reloads. It respects an operator's choice. It leaves a link alone
 // that has a zone in the permanent configuration, or is in another zone than the default one.
 package firewalld
 
@@ -177,7 +177,8 @@ func (z *Zones) unlock() {
 // out the action. It records the links in the zone, and those in a zone that somebody else chose. It calls Tell before
 // each change, and at the end.
 func (z *Zones) look(ctx context.Context, b *bus) error {
-	// If some networks cannot be read, remove no link from the zone.
+	// A network that cannot be read may have any of our links. So if there is one, do not take a link out of the zone
+	// because no other network has it.
 	links, unread := z.State.ForwardedLinks()
 	before, err := z.State.Zones()
 	if err != nil {
@@ -279,7 +280,7 @@ type act int
 const (
 	stay       act = iota // we put the link into our zone, and it stays there
 	forget                // no network has the link, or another program or a user chose our zone for it
-	leaveAlone            // another zone was chosen for the link
+	leaveAlone            // another program or a user chose a zone for the link
 	join                  // the link is in no zone
 	move                  // the link is in the default zone, where network managers put links
 	yield                 // we put the link into our zone, and another zone was chosen since
@@ -380,7 +381,7 @@ func (b *bus) changeZone(ctx context.Context, what act, link string, z zones) er
 }
 
 // SystemBus is the address of the system bus if the environment names no other (D-Bus Specification, "Well-known
-// Message Bus Instances").
+// Message Bus Instances"). The specification writes /var/run, usually a link to /run.
 const SystemBus = "unix:path=/run/dbus/system_bus_socket"
 
 const (
@@ -456,7 +457,7 @@ func (b *bus) begin(ctx context.Context) error {
 	return nil
 }
 
-// dialSocket connects to a bus's socket. It supports only the transport unix with a path, since the other transports
+// dialSocket connects to a bus's socket. It supports only the transport unix with a path. Some of the other transports
 // reach another machine or start a program.
 func dialSocket(ctx context.Context, address string, timeout time.Duration) (net.Conn, error) {
 	path, ok := strings.CutPrefix(address, "unix:path=")
@@ -470,8 +471,8 @@ func dialSocket(ctx context.Context, address string, timeout time.Duration) (net
 	return socket, state.WithOperation(err, "%w", ErrNoBus)
 }
 
-// ignoreCalls drops messages that are not for a client: method calls, and the signals NameLost and NameAcquired
-// without a name. godbus would panic on such a signal.
+// ignoreCalls drops method calls, which are not for a client. It also drops the signals NameLost and NameAcquired if
+// they contain no name, since godbus would panic on such a signal.
 func ignoreCalls(m *dbus.Message) {
 	member, _ := m.Headers[dbus.FieldMember].Value().(string)
 	isAboutName := m.Type == dbus.TypeSignal && (member == "NameLost" || member == "NameAcquired")
@@ -517,7 +518,8 @@ func (b *bus) call(ctx context.Context, to string, at dbus.ObjectPath, method st
 	return state.WithOperation(err, "call %s", method)
 }
 
-// errorName returns the name of an error message over D-Bus, or "" for another error.
+// errorName returns the name of an error message over D-Bus, without the prefix "org.freedesktop.DBus.Error.". For any
+// other error, it returns "".
 func errorName(err error) string {
 	e, _ := errors.AsType[dbus.Error](err)
 	return strings.TrimPrefix(e.Name, busName+".Error.")

@@ -5,6 +5,7 @@
 //	conn := localnet.On(socket)
 //	state, err := conn.Get(ctx, filter)
 //	changed, err := conn.Ensure(ctx, filter, state, true)
+//	state, err = conn.Get(ctx, filter)
 //	err = conn.Remove(ctx, filter, state)
 package localnet
 
@@ -160,13 +161,14 @@ func (c *Conn) Get(ctx context.Context, k Filter) (*State, error) {
 	return &have, nil
 }
 
-// HasPlace reports whether the bridge has a clsact. Another program may have added the clsact for its filters.
+// HasPlace reports whether the bridge has a clsact or an ingress qdisc. Another program may have added it for its own
+// filters.
 func (have *State) HasPlace() bool { return have.place.Kind != "" }
 
-// Place adds a clsact to a new bridge, which Remove leaves there. If a program adds or removes the clsact of a link
-// that is up, the kernel drops the host's packets to the link. On a busy machine this takes 5 to 20 ms. So call Place
-// before the bridge has pods. If the kernel does not support clsact, or if the bridge already has one, Place returns an
-// error.
+// Place adds a clsact to a new bridge. Remove leaves this clsact there. If a program adds or removes the clsact of a
+// link that is up, the kernel drops the host's packets to the link. On a busy machine this takes 5 to 20 ms. So call
+// Place before the bridge has pods. If the kernel does not support clsact, or if HasPlace is true for the bridge, Place
+// returns an error.
 func (c *Conn) Place(ctx context.Context, k Filter) error {
 	var b nl.Batch
 	k.link().AddClsact(&b)

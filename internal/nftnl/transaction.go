@@ -112,8 +112,9 @@ func List(c *nl.Conn, op string, family uint8, msg uint16, each func([]byte) err
 	return c.List(context.Background(), op, m, err, body(each))
 }
 
-// Generation returns the present generation of nf_tables. Every change of nf_tables in the network namespace increments
-// the generation, also by other programs.
+// Generation returns the present generation of nf_tables. Every transaction in the network namespace that changes
+// nf_tables increments the generation, also one of another program. Elements that expire, or that rules add, do not
+// increment the generation.
 func Generation(c *nl.Conn) (uint32, error) {
 	var generation uint32
 	m, err := message(nil, Type(unix.NFT_MSG_GETGEN), 0, unix.AF_UNSPEC, 0, nil)
@@ -221,9 +222,9 @@ func (s SharedSocket) Unchanged() (bool, error) {
 	return err == nil, err
 }
 
-// Verified records which rulesets were found complete in a generation of nf_tables. Every change of nf_tables in a
-// network namespace increments the generation. As long as it stays the same, the rulesets are still complete. A ruleset
-// is recorded by a checksum of its intended content. The zero Verified is empty and not in use.
+// Verified records which rulesets were found complete in a generation of nf_tables. Every change of a ruleset
+// increments the generation. As long as it stays the same, the rulesets are still complete. A ruleset is recorded by a
+// checksum of its settings or of its intended content. The zero Verified is empty and not in use.
 type Verified struct {
 	mu         sync.Mutex
 	on         bool

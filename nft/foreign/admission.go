@@ -164,7 +164,8 @@ func (c *Conn) comment() string { return "tombolo: admit what table inet " + c.t
 // Later rules do not see a packet that our rule accepts. So our rules stand as late as possible: right before the
 // first rule that drops or rejects every packet. If rules right before that drop only log packets, our rules stand
 // before them too. A jump to a chain that drops everything counts as a drop. Without such a rule, our rules are at
-// the end of the chain, or nowhere if the chain's policy is accept.
+// the end of the chain. Ensure adds no rules if a rule or the policy accepts all other packets. It also adds none if
+// FORWARD calls a chain that drops all packets after rules that do more than accept or log: see Obstacles.
 //
 // Ensure never moves our rules towards the beginning. So if somebody inserts a drop of everything before them, the
 // drop stays effective: see Obstacles. Only if all of our rules are missing, Ensure chooses their place anew.

@@ -106,8 +106,8 @@ func chainEnds(rules []rule) verdict {
 	return goesOn
 }
 
-// does reports whether the rule certainly has one of these verdicts and no other effect. For a conditional rule with
-// the verdict goesOn, it returns true only if the rule logs, since any other such rule may change packets.
+// does reports whether the rule has one of these verdicts, and no unknown part. For a conditional rule with the verdict
+// goesOn, it returns true only if the rule logs, since any other such rule may change packets.
 func (r *rule) does(verdicts ...verdict) bool {
 	return !r.opaque && slices.Contains(verdicts, r.verdict) && (r.verdict != goesOn || !r.conditional || r.logs)
 }
@@ -131,13 +131,13 @@ func (b *base) leadsTo(chain string) bool {
 // place describes the place of our rules in FORWARD.
 type place struct {
 	// index is the index of the rule before which missing rules are inserted. The number of rules means the end, and
-	// -1 means that no rules are needed.
+	// -1 means that FORWARD gets no rules.
 	index int
 	kept  []int // indexes of our rules in a right place, one for each comment
 }
 
 // decide returns the place for our rules, after the call of the operator's chain admin. The index of the place is -1 if
-// the chain needs no rules of ours. decide keeps our rules that are in a right place.
+// the chain gets no rules of ours: see Ensure. decide keeps our rules that are in a right place.
 func (b *base) decide(admin string) place {
 	decided := b.behindAdmin(admin)
 	at, how := b.end(decided)

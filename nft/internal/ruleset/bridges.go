@@ -163,8 +163,8 @@ func (c Closed) family() Family {
 	return Families()[0]
 }
 
-// addPodsOnly adds the chain that drops forwarded packets without the mark, in the families of closed. The first rules
-// of the chain are the exceptions. Without this chain, the host would forward packets that do not concern pods, because
+// addPodsOnly adds the chain that drops forwarded packets without the mark, in the families of closed. Rules before
+// each drop are the exceptions. Without this chain, the host would forward packets that do not concern pods, because
 // forwarding for pods is on. The chain runs after the chain forward, which sets the mark. If no family is closed, the
 // chain must not exist.
 func (rs *Ruleset) addPodsOnly(closed []Closed, mark uint32) {

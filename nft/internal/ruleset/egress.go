@@ -17,8 +17,8 @@ import (
 
 // An egress policy lists the destinations that pods may open connections to. Answers always pass. The chain egress
 // applies the policies of networks, selected by the incoming bridge. The chain pod-egress applies the policies of
-// single pods, selected by the source address. A packet must pass both chains. Each chain is shared by all networks,
-// and is created with the first network that needs it.
+// single pods, selected by the incoming link and the source address. A packet must pass both chains. Each chain is
+// shared by all networks, and is created with the first network that needs it.
 //
 // The chains run after destination NAT and before routing. So they see each packet once, with its final destination,
 // which may be the host, a pod or another machine. A policy also applies to connections that a pod opened before the

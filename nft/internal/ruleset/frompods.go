@@ -12,12 +12,12 @@ import (
 // The chain from-pods drops frames that a pod could send to change the bridge's behaviour or to bypass the firewall.
 // It applies to all pods, with a guard or without one.
 //
-// The chain drops IP packets behind VLAN tags with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host without
-// a link for the tag removes it and reads the content, even behind several such tags (__netif_receive_skb_core). A
-// bridge without VLANs forwards the frame unchanged. It does not pass the frame to the firewall, since br_netfilter
-// does not recognize the content as IP. So such frames would reach other pods past every rule, policy and connection
-// tracking. Tags before a protocol other than IP may pass. Tags with any other VLAN ID may pass too, since the
-// receiver needs a link for that VLAN.
+// The chain drops IP packets and further tags behind a VLAN tag with the VLAN ID 0 (IEEE 802.1Q's priority tag). A host
+// without a link for the tag removes it and reads the content, even behind several such tags
+// (__netif_receive_skb_core). A bridge without VLANs forwards the frame unchanged. It does not pass the frame to the
+// firewall, since br_netfilter does not recognize the content as IP. So such frames would reach other pods past every
+// rule, policy and connection tracking. A single tag before a protocol other than IP may pass. Tags with any other VLAN
+// ID may pass too, since the receiver needs a link for that VLAN.
 //
 // It also drops frames with two tags whose first tag is of the default VLAN. A bridge that separates VLANs removes
 // this tag at ports that carry the default VLAN untagged, such as an uplink or a trunk. Then the second tag would
@@ -264,8 +264,8 @@ func (list *rules) addRouting() {
 	})
 }
 
-// addARPProbes appends a rule that lets a pod with an IPv4 address probe only for its own addresses. A probe for
-// another host's address makes that host assume a conflict (RFC 5227, section 2.1.1).
+// addARPProbes appends a rule that lets a pod with an IPv4 address probe only for its own addresses. A host that is
+// probing for an address assumes a conflict if another host probes for it too (RFC 5227, section 2.1.1).
 func (list *rules) addARPProbes() {
 	list.begin("ARP probes for another's address").
 		isEtherType(unix.ETH_P_ARP).isNoSender().linkNotIn(expr.MetaKeyIIFNAME, guardLeasingSet).

@@ -101,8 +101,8 @@ func (rs *Ruleset) addPorts(mark uint32) {
 
 // addLoopback appends the rules that protect the host's services at 127.0.0.0/8. A port published on 127.0.0.1 needs
 // route_localnet on the bridge. With route_localnet the kernel treats 127.0.0.0/8 like other addresses. Pods could
-// then reach programs that listen there, or programs that trust callers from there. So this chain runs first and
-// always exists.
+// then reach programs that listen there, or programs that trust callers from there. So this chain always exists. It
+// runs before NAT, which restores 127.0.0.1 as the destination of pods' answers.
 func (list *rules) addLoopback() {
 	const in = expr.MetaKeyIIFNAME
 	ip, local := Families()[0], loopbackPrefix()
@@ -123,8 +123,8 @@ func (list *rules) addAnswers(mark uint32) {
 
 func loopbackPrefix() netip.Prefix { return netip.PrefixFrom(netip.AddrFrom4([4]byte{127}), 8) }
 
-// sharedSettings is the settings text in the comments of chains that all networks share and whose rules depend on no
-// setting.
+// sharedSettings is the settings text in the comments of chains whose rules depend on no setting. All networks, or all
+// networks on a bridge, share such a chain.
 const sharedSettings = "shared"
 
 // addPublish appends the rules that redirect callers of published ports to pods, for packets that the host receives.

@@ -105,7 +105,8 @@ func (s *share) addIn(list *rules) {
 }
 
 // addOut appends the rules for packets that the NIC sends. They come from the host, or from pods through the BPF
-// program at the veth pair.
+// program at the veth pair. The rules drop the host's ICMP redirects to pods. They send other frames for pods, and
+// copies of multicast frames, into the veth pair. Frames of VLANs, and frames that pods sent, leave by the NIC only.
 func (s *share) addOut(list *rules) {
 	list.addTagged()
 	s.isMAC(list.begin("what pods send"), etherSource).Return()
@@ -131,8 +132,8 @@ func (s *share) addToPods(list *rules) {
 	list.begin("for all").isEthernet().isMulticast().Duplicate(s.Outer)
 }
 
-// addTagged appends rules that leave frames of a VLAN to the host. A tag with VLAN ID 0 contains only a priority, so
-// it does not count.
+// addTagged appends rules that end the chain for frames of a VLAN, so that these go their usual way. A tag with VLAN ID
+// 0 contains only a priority, so it does not count.
 func (list *rules) addTagged() {
 	for _, tag := range []struct {
 		comment string

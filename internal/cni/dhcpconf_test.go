@@ -98,3 +98,10 @@ func TestDurationIsAStringWithAUnit(t *testing.T) {
 			"%s gives %s, %v; want %s", tt.json, time.Duration(d), err, tt.want)
 	}
 }
+
+func TestAnEmptyObjectMayHaveSpaces(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]bool{"": true, " null ": true, "{}": true, "{ }": true, "{\n\t}": true, `{"type": "dhcp"}`: false, "[]": false} {
+		expect.Equal(t, isEmpty([]byte(text)), want, "%q", text)
+	}
+}

@@ -37,7 +37,7 @@ func (s *Section) UnmarshalJSON(data []byte) error {
 
 // isEmpty reports whether a JSON object is missing, null or {}.
 func isEmpty(data json.RawMessage) bool {
-	return slices.Contains([]string{"", "null", "{}"}, strings.TrimSpace(string(data)))
+	return slices.Contains([]string{"", "null", "{}"}, strings.Join(strings.Fields(string(data)), ""))
 }
 
 // RequestedAddresses holds requests for addresses that come from the runtime or the pod, in addition to the ipam

@@ -235,10 +235,10 @@ type Pod struct {
 	IfName      string // the name of the new interface in the pod
 	Name        string // the name for operators, "namespace/name"
 
-	// NetNS is the pod's network namespace, and Path is the path of its file, such as /run/netns/NAME. Path is empty
-	// if another program will move the interface to a namespace that is not known yet; see Change.Moved. Before the
-	// move, the pod has no IPv6 addresses from routers or DHCPv6. SameNetNS permits the host's own namespace, which
-	// Add otherwise refuses.
+	// NetNS is the network namespace in which Add creates the interface, normally the pod's. Path is the path of its
+	// file, such as /run/netns/NAME. If another program will move the interface to a namespace that is not known yet,
+	// NetNS is a temporary namespace, and Path is empty; see Change.Moved. Before the move, the pod has no IPv6
+	// addresses from routers or DHCPv6. SameNetNS permits the host's own namespace, which Add otherwise refuses.
 	NetNS     *netns.NS
 	Path      string
 	SameNetNS bool

@@ -301,13 +301,13 @@ type Links struct {
 	Uplinks  map[string]int
 	Pairs    []int
 	Services int // the index of kube-ipvs0, or 0 if it does not exist
-	// Lacking lists, by network, the faults of the host's links, addresses and routes.
+	// Lacking lists, by network, the faults of the host's links, addresses, routes, kernel parameters and tc filters.
 	Lacking map[string][]string
 }
 
-// Links compares the host's links, addresses and routes with the records. It does not look inside pods, and changes
-// nothing in the kernel except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing ports,
-// since their pods are gone.
+// Links compares the host's links, addresses, routes and parameters with the records. It does not look inside pods, and
+// changes nothing in the kernel except the facts about the host in the rules (nft.Conn.SetHost). It ignores missing
+// ports, since their pods are gone.
 func (u Upkeep) Links(ctx context.Context) (*Links, error) {
 	l := &Links{Lacking: map[string][]string{}, Uplinks: map[string]int{}}
 	err := u.node.withNetworks(ctx, func(s *session, records []*state.Network) error {

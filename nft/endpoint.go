@@ -181,9 +181,10 @@ func (ep *Endpoint) shareElements() []ruleset.Element {
 	return []ruleset.Element{{Set: ruleset.InNetdev(ruleset.ShareSet(ep.Bridge)), Key: ep.MAC}}
 }
 
-// podElement returns the element of set pods4 or pods6 for a pod's address behind a bridge.
-func podElement(bridge string, a netip.Addr) ruleset.Element {
-	return ruleset.Element{Set: ruleset.InInet(ruleset.FamilyOf(a).Pods), Key: nftnl.LinkKey(bridge, a.AsSlice(), 0)}
+// podElement returns the element of set pods4 or pods6 for a pod's address. link is the pod's bridge or, if
+// Endpoint.NIC is set, the NIC.
+func podElement(link string, a netip.Addr) ruleset.Element {
+	return ruleset.Element{Set: ruleset.InInet(ruleset.FamilyOf(a).Pods), Key: nftnl.LinkKey(link, a.AsSlice(), 0)}
 }
 
 // traces returns the elements that the endpoint may have in the kernel, also from an earlier state. It includes the

@@ -12,8 +12,8 @@ import (
 	"github.com/tombolo-cni/tombolo/ipam"
 )
 
-// A Section is the field ipam of a configuration. JSON holds the whole section. newAllocator decodes and checks it or,
-// for type dhcp, the method NetConf.dhcp.
+// A Section is the field ipam of a configuration. JSON holds the whole section. newAllocator decodes and checks it for
+// our own types, except dhcp, for which NetConf.dhcp does. Other types belong to plugins, which read it themselves.
 type Section struct {
 	Type            string          `json:"type"`
 	DataDir         string          `json:"dataDir"`

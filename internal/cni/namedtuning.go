@@ -124,7 +124,8 @@ func (f *tuningConf) forget(c *call) {
 	}
 }
 
-// checkTuned returns an error if a parameter, or an attribute of the pod's interface, differs from the configuration.
+// checkTuned returns an error if a sysctl, or an attribute of the pod's interface, differs from the configuration. It
+// compares only configured attributes, and promiscuous mode, which must be off unless it is requested.
 func (c *call) checkTuned(f *tuningConf) error {
 	return inNamespace(c.netns, func(conn *nl.Conn, pod *netns.NS) error {
 		err := f.eachSysctl(pod, c.ifName, func(path, value string) error {

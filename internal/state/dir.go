@@ -231,8 +231,9 @@ func (e *RecordError) Wrap(err error) error {
 	return e
 }
 
-// ReadRecord reads the file bad.Path, decodes it, and calls check with the record. An error wraps bad, except for a
-// missing file. A directory or a symbolic link in place of the file counts as damage.
+// ReadRecord reads the file bad.Path, decodes it, and calls check with the record. After a failure it stores the cause
+// in bad.Err and returns bad. If the file is missing, it returns that error instead. A directory or a symbolic link in
+// place of the file counts as damage (ErrDamaged).
 func ReadRecord[T any](bad *RecordError, decode func([]byte) (*T, error), check func(*T) error) (*T, error) {
 	var record *T
 	data, err := readFile(bad.Path)

@@ -65,7 +65,8 @@ func (d *Dir) zonesPath() string { return d.path + "/firewalld" }
 
 func (d *Dir) zonesLockPath() string { return d.path + "/firewalld.lock" }
 
-// Zones reads the record that SetZones has written. A damaged record is no error. At worst a link then stays in a zone.
+// Zones reads the record that SetZones has written. A missing or damaged record is no error and counts as empty. Links
+// that were in the zone then stay there, and the firewall no longer drops their new connections to links of others.
 func (d *Dir) Zones() (Zones, error) {
 	var z Zones
 	data, err := readFile(d.zonesPath())

@@ -88,8 +88,8 @@ func (e *examination) sendsTo(to netip.Addr) bool {
 	return i >= 0
 }
 
-// connection opens a TCP connection from the pod, and adds a finding if no answer comes. A refused connection counts as
-// an answer.
+// connection opens a TCP connection from the pod, and adds a finding if no answer comes. A refusal by the other end
+// counts as an answer, but a rejection by a firewall of this host does not.
 func (e *examination) connection(ctx context.Context, to netip.AddrPort) {
 	const dynamic = 49152 // the first port that is not assigned (RFC 6335)
 	from := netip.AddrPortFrom(e.own, dynamic+rand.N[uint16](1<<14))

@@ -253,9 +253,10 @@ type assignment struct {
 // killed ADD. Two tries are enough, unless other ADDs of the same attachment are killed at the same time.
 const maxRemains = 3
 
-// begin takes the ADD's locks in their order, and writes the attachment's record before the ADD creates anything. So
-// every object has an owner, even after a kill. The ADD holds the record's lock until commit. A call that holds the
-// state directory's lock waits for the record's lock for at most busyWait.
+// begin takes the lease's lock, if the pod leases its address, and then the state directory's lock. It then creates and
+// locks the attachment's record, before the ADD creates anything. So every object has an owner, even after a kill. The
+// new record's lock comes last, since begin does not wait for it. The ADD holds it until commit. If a killed ADD or a
+// dead pod left a record, begin first removes that attachment. For any other record, the error matches ErrExists.
 func (a *addCall) begin(ctx context.Context) (err error) {
 	for range maxRemains {
 		if a.leasing != nil {

@@ -303,10 +303,11 @@ func (x *exchange6) handleOutput(out dhcp6.Output) error {
 	return nil
 }
 
-// check finds out whether another host has the address of a lease that a server has just granted. It first records the
-// lease and updates the host's rules for the pod, which would otherwise drop the kernel's neighbour solicitation. If
-// another host has the address, it removes the lease from the record and returns InUse. If the pod must not get the
-// address (see Wants6), it returns Unused at once.
+// check adds the address of a lease that a server has just granted to the pod, and waits until the kernel has found out
+// whether another host has it. It first records the lease and updates the host's rules for the pod, which would
+// otherwise drop the kernel's neighbour solicitation. If no other host has the address, it stays on the pod, and check
+// returns Unused. Otherwise check removes the address, and the lease from the record, and returns InUse. If the pod
+// must not get the address (see Wants6), check returns Unused at once and adds nothing.
 func (x *exchange6) check(l *dhcp6.Lease6) (dhcp6.Verdict, error) {
 	if !x.r.Wants6() {
 		return dhcp6.Unused, nil

@@ -297,9 +297,9 @@ func (n *NeighbourEntry) identity(typ netlink.HeaderType) (netlink.Message, erro
 		func(ae *netlink.AttributeEncoder) { nl.PutAddr(ae, unix.NDA_DST, n.Addr) })
 }
 
-// newMessage returns a request that contains the entry. It encodes an IPv4 address in 4 bytes: from 16 bytes the
-// kernel would use only the first four. For an entry without a MAC it encodes the address itself, since rtnetlink
-// cannot.
+// newMessage returns a request that contains the entry. It encodes an IPv4 address in 4 bytes: from 16 bytes the kernel
+// would use only the first four. For an entry without a MAC, newMessage writes the address attribute without package
+// rtnetlink, since that package would also write an empty link-layer address.
 func (n *NeighbourEntry) newMessage(flags netlink.HeaderFlags) (netlink.Message, error) {
 	body := &rtnetlink.NeighMessage{
 		Family: uint16(nl.FamilyOf(n.Addr)), Index: nl.Index(n.Link), State: uint16(n.State), Flags: uint8(n.Flags),

@@ -367,7 +367,7 @@ func (x expressions) isARP(form []byte) expressions {
 		isAt(expr.PayloadBaseNetworkHeader, 4, form[4:])
 }
 
-// isNoSender matches ARP messages whose sender address is 0.0.0.0.
+// isNoSender matches ARP messages whose sender address is 0.0.0.0. It compares only the address: match ARP before.
 func (x expressions) isNoSender() expressions {
 	return x.isAt(expr.PayloadBaseNetworkHeader, arpSenderIP, make([]byte, Addr4Len))
 }

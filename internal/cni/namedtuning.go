@@ -92,8 +92,8 @@ func (c *call) tune(ctx context.Context, change network.Change, f *tuningConf) e
 }
 
 // follow passes a new MAC or MTU to package network. For a MAC, that updates the attachment's record and the MAC that
-// the firewall lets the pod use. An MTU larger than the port's is recorded, and the port gets it too. follow returns nil
-// for an attachment that Tombolo did not make.
+// the firewall lets the pod use. An MTU larger than the port's is recorded, and the port gets it too. follow returns
+// nil for an attachment that Tombolo did not make.
 func (f *tuningConf) follow(ctx context.Context, change network.Change) error {
 	if f.MAC == nil && f.MTU == nil {
 		return nil

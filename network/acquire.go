@@ -126,9 +126,13 @@ func (a *addCall) obtain(ctx context.Context) error {
 	}
 
 	if a.leasing != nil {
-		if err := a.applyLease(ctx); err != nil {
-			return err
-		}
+		err = a.applyLease(ctx)
+	} else {
+		err = a.s.enter(ctx)
+	}
+
+	if err != nil {
+		return err
 	}
 
 	// Derive the record and the port again, since the pod's addresses are known only now.

@@ -12,13 +12,14 @@
 // # The directory of HostLocal
 //
 // HostLocal keeps its reservations in the same directory and format as the reference plugin host-local
-// (containernetworking/plugins, v1.9.1), byte for byte. So a node can change from one to the other and back while
-// pods run. The directory <Dir>/<Network> contains
+// (containernetworking/plugins, v1.9.1). So a node can change from one to the other and back while pods run. Only the
+// reservation of a live address whose file was lost has a form of its own, "tombolo:<hash>\r\n", which the reference
+// plugin takes for that of an unknown container. The directory <Dir>/<Network> contains
 //
 //	10.1.0.7            a reservation: "<container>\r\n<interface>"
 //	last_reserved_ip.0  the address that range set 0 assigned last
 //	lock                locked with flock by a process that changes anything here
-//	.tombolo-epoch      ours: the node's epoch when the directory was last used
+//	.tombolo-epoch      ours: a marker with the node's epoch when the directory was last used
 //	.tombolo-kept       ours: addresses that names keep, see [HostLocal.Keep]
 //
 // A reservation is created with O_EXCL and written while the lock is held. Two things follow. An address with a file is

@@ -310,9 +310,10 @@ func (t *teardown) forget(ctx context.Context, hash string) error {
 // for the others.
 const collectWait = 10 * time.Second
 
-// collectExcept removes all attachments of the network that are not in keep. It returns the keys of those with a
-// readable record, even if it could not remove them. It also releases reservations without an attachment, and turns
-// route_localnet off where no pod needs it.
+// collectExcept removes the attachments of the network that are not in keep. It skips those that another call has
+// locked, and those created since it listed them (see collect). It returns the keys of all listed ones with a readable
+// record, also of those that it skipped or could not remove. It also releases reservations without an attachment, and
+// turns route_localnet off where no pod needs it.
 func (t *teardown) collectExcept(ctx context.Context, keep []Key) (went []Key, _ error) {
 	began := time.Now()
 	valid := map[string]bool{}

@@ -352,10 +352,11 @@ func checkSubnet(ctx context.Context, routes *route.Conn, a netip.Prefix, link i
 }
 
 // refuseConflicts returns an error if the network would cut pods off. These are its own pods if its bridge or mode has
-// changed, or pods of other networks whose subnets overlap. It also returns an error if the host has an overlapping
-// subnet on another link. deserted lists the overlapping networks without pods and without a used bridge (isDeserted).
-// The caller removes them before it builds. refuseConflicts lists records and addresses, so an Add calls it only when
-// it builds.
+// changed, or pods of other networks whose subnets overlap. For a network with a gateway, it also returns an error if a
+// new subnet overlaps with one that the host has on another link. It permits most parts of a wider subnet of the host:
+// see refuseConnected. deserted lists the overlapping networks without pods and without a used bridge (isDeserted). The
+// caller removes them before it builds. refuseConflicts lists records and addresses, so an Add calls it only when it
+// builds.
 func refuseConflicts(ctx context.Context, s *session, w *requirement) (deserted []*state.Network, err error) {
 	before, err := s.Dir.LoadNetwork(w.Record.Name)
 	if err != nil || before.Epoch != s.Epoch.Token() {

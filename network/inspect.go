@@ -32,7 +32,8 @@ type Inspection struct {
 	Networks    []NetworkReport `json:"networks,omitempty"` // only networks with differences
 	// Uplinks lists the faults of NICs that `tombolo uplink take` made ports of a bridge.
 	Uplinks []tombolo.Difference `json:"uplinks,omitempty"`
-	// Stray lists our objects in the kernel that belong to no record.
+	// Stray lists our objects in the kernel that belong to no record. It also lists elements of firewall sets with
+	// addresses that their attachment does not have.
 	Stray []tombolo.Difference `json:"stray,omitempty"`
 	// Others describes objects and settings that are no differences, but that may explain a problem. Examples are
 	// objects of other programs in our tables, settings of the host, and foreign chains that may drop pods' packets.

@@ -426,7 +426,8 @@ func dialBus(ctx context.Context, address string, timeout time.Duration, notify 
 	return b, nil
 }
 
-// begin authenticates to the bus and subscribes. It returns an error if the bus does not answer in time.
+// begin authenticates to the bus, and subscribes to two signals: a program takes or gives up firewalld's name on the
+// bus, and firewalld has reloaded its rules. It returns an error if the bus does not answer in time.
 func (b *bus) begin(ctx context.Context) error {
 	if err := b.socket.SetDeadline(time.Now().Add(b.timeout)); err != nil {
 		return err

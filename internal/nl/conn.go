@@ -461,9 +461,9 @@ func (c *Conn) dump(b *Batch, l kind, begin func(), each func(netlink.Message) e
 }
 
 // readAgain reads the list a second time, split into other parts. If an object was lost between two parts, the two
-// lists differ. The kernel makes the first part smaller on a socket that has not received anything yet. So if c's
-// socket has received something (isUsed), readAgain opens another socket, which needs CAP_NET_ADMIN. If isUsed is
-// false, or another socket cannot be opened, it reads from c's socket.
+// lists differ. The kernel makes the first part smaller on a socket that has not received anything yet. isUsed states
+// whether c's socket had received something before the first reading. If it had, readAgain opens another socket, which
+// needs CAP_NET_ADMIN. If it had not, or if another socket cannot be opened, readAgain reads from c's socket.
 func (c *Conn) readAgain(b *Batch, l kind, isUsed bool) (reading, error) {
 	if _, isReal := c.t.(*socket); isReal && isUsed {
 		var t *socket

@@ -389,8 +389,8 @@ func (p *plan) compare(f *familyPlan) (missing []admission, surplus []rule) {
 	return missing, surplus
 }
 
-// insert appends a change that adds one of our rules before the rule with index f.index. The rule has a counter, like
-// every rule of iptables.
+// insert appends a change that adds one of our rules before the rule with index f.index, or at the end of the chain if
+// f.index is the number of rules. The rule has a counter, like every rule of iptables.
 func (p *plan) insert(t *nftnl.Transaction, f *familyPlan, a admission) {
 	attrs, flags := f.at.named(unix.NFTA_RULE_CHAIN), netlink.Append
 	if f.index < len(f.rules) {

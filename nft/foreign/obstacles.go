@@ -18,9 +18,10 @@ import (
 type Obstacle struct {
 	Chain  string // such as "chain forward of table inet filter"
 	Effect string // such as "drops, by its policy,"
-	// Remedy is a shell command in one line that makes the packets pass, or "" for an obstacle in nf_tables on a Path
-	// with Switched. To keep the change after a reboot, it may also be necessary to change the configuration of the
-	// program that created the rules.
+	// Remedy is a shell command in one line that makes the packets pass. If Path.Switched is set, there is no remedy
+	// that helps: Remedy is "" for an obstacle in nf_tables, and accepts only marked packets in legacy iptables. To
+	// keep the change after a reboot, it may also be necessary to change the configuration of the program that
+	// created the rules.
 	Remedy    string
 	Maybe     bool // a rule before the drop could accept the packets, so only a test packet can tell
 	Firewalld bool // firewalld drops the packets; the remedy changes the bridge's zone or reloads firewalld

@@ -83,7 +83,8 @@ func (x expressions) dropBehindTag(typ uint16) {
 	x.isAt(expr.PayloadBaseLLHeader, vlanType, Number16(typ)).isPodPort(expr.MetaKeyIIFNAME).Drop()
 }
 
-// isPodPort matches packets whose link is a pod's port. The port's name begins with "veth", so nft prints "veth*".
+// isPodPort matches packets whose link has a name that begins with "veth", as the ports of our pods do. Ports of other
+// programs may match too. link selects the incoming or the outgoing link. nft prints the name as "veth*".
 func (x expressions) isPodPort(link expr.MetaKey) expressions {
 	return x.isMeta(link, []byte(podPorts))
 }

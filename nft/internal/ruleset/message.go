@@ -368,7 +368,7 @@ func (t Tables) Elements() (all []Element, _ error) {
 	return all, nil
 }
 
-// Inventory lists the content of our table of one family. Table is false if the table does not exist.
+// Inventory lists the chains, sets and elements of our table of one family. Table is false if the table does not exist.
 type Inventory struct {
 	family   uint8
 	Table    bool
@@ -377,8 +377,9 @@ type Inventory struct {
 	sets     []Place
 }
 
-// Inventory reads the content of the table with several requests. If something changes in between, the result may be
-// inconsistent. A transaction with a generation from before the call then fails.
+// Inventory reads the table's chains, its sets and their elements with several requests. It reads no rules, and leaves
+// out sentinels. If something changes in between, the result may be inconsistent. A transaction with a generation from
+// before the call then fails.
 func (t Tables) Inventory(family uint8) (*Inventory, error) {
 	inv := &Inventory{family: family}
 	var b nl.Batch
